@@ -1,5 +1,5 @@
 """What a GGUF file says of a model, as the `config.json` that its family's reader knows, and the
-names that its tensors have in a checkpoint of that family.
+names that its tensors have in a checkpoint of that family (`gguf_families.py`).
 
 Nothing here needs torch: the memory plan reads it, too.
 """
@@ -11,9 +11,25 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from actorium.actors.errors import shown
+from actorium.actors.models.gguf_families import (
+    COMMON,
+    COMPUTED,
+    FUSED,
+    JOINED,
+    LATENT,
+    NOT_WEIGHTS,
+    OUTER,
+    QKV,
+    SECOND,
+    Config,
+    GgufFamily,
+    Name,
+    family,
+    read_keys,
+)
 from actorium.actors.models.gguf_file import GgufFile, GgufTensor, read_tensor
 from actorium.actors.models.gguf_tokenizer import end_ids
 
@@ -24,54 +40,9 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 """Of all of Llama 3's ropes: files have the factors that come of them."""
 ORIGINAL_LENGTHS = (8192, 4096, 2048, 16_384, 32_768, 65_536, 131_072)
 ROPE_ERROR = 1e-3
-GEMMA_27B_LAYERS = 62
-
-
-class GgufFamily(NamedTuple):
-    """An architecture by GGUF's name for it."""
-
-    architecture: str
-    """Class name in config.json."""
-    permuted: bool = False
-    """Rows of queries and keys lie in pairs, as llama.cpp rotates them for Llama."""
-    norm_plus_one: bool = False
-    """The 1 that norms add lies in their weights."""
-    experts: bool = False
-
-
-FAMILIES = {
-    "llama": GgufFamily("LlamaForCausalLM", permuted=True),
-    "qwen2": GgufFamily("Qwen2ForCausalLM"),
-    "qwen3": GgufFamily("Qwen3ForCausalLM"),
-    "qwen3moe": GgufFamily("Qwen3MoeForCausalLM", experts=True),
-    "gemma3": GgufFamily("Gemma3ForCausalLM", norm_plus_one=True),
-}
-"""By `general.architecture`."""
-
-OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-LAYER = {
-    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj", "ffn_gate_inp": "mlp.gate",
-}
-"""Modules of a layer."""
-GEMMA_LAYER = {**LAYER, "ffn_norm": "pre_feedforward_layernorm",
-               "post_attention_norm": "post_attention_layernorm",
-               "post_ffw_norm": "post_feedforward_layernorm"}
-EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
-"""Modules of all of a layer's experts."""
-_LAYER_NAME = re.compile(r"blk\.(0|[1-9]\d{0,3})\.(\w+)\.(weight|bias)")
-
-
-def family(file: GgufFile) -> GgufFamily:
-    """Of the model. Raises `BadModel` where its architecture is not served."""
-    name = file.text("general.architecture")
-    if name not in FAMILIES:
-        raise file.bad("general.architecture", f"{shown(name)} is not served; served are "
-                       f"{', '.join(FAMILIES)}")
-    return FAMILIES[name]
+MAX_LAYERS = 4096
+MINUS_ONE = "minus_one"
+_LAYER_NAME = re.compile(r"blk\.(0|[1-9]\d{0,3})\.([\w.]+)")
 
 
 class GgufPart(NamedTuple):
@@ -80,97 +51,209 @@ class GgufPart(NamedTuple):
     name: str
     """In the checkpoint."""
     stored: GgufTensor
-    expert: int | None
+    expert: int | None = None
     """Which part of a tensor of all experts it is."""
-    heads: int
+    rows: tuple[int, int] | None = None
+    """(first, behind the last) of a tensor's; None: all."""
+    heads: int = 0
     """Heads whose rows lie in pairs; 0: rows lie as in the checkpoint."""
-    minus_one: bool
-    """1 is to be taken off."""
+    change: str = ""
+    """What is done to it; see `GgufFamily.changes`."""
+    other: GgufTensor | None = None
+    """What is joined with it."""
+
+    @property
+    def kind(self) -> str:
+        """The type in which a matrix can be held."""
+        kept = self.change == "" or self.change == JOINED and self.other is not None and (
+            self.other.type == self.stored.type)
+        return self.stored.type.name if kept else "F32"
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the tensor."""
-        return self.stored.shape if self.expert is None else self.stored.shape[1:]
+        shape = self.stored.shape if self.expert is None else self.stored.shape[1:]
+        if self.rows is not None:
+            shape = (self.rows[1] - self.rows[0], *shape[1:])
+        if self.other is not None and self.change == JOINED:
+            return (shape[0] + self.other.shape[0], *shape[1:])
+        if self.other is not None:  # [heads, rank, keys] and [heads, values, rank]
+            return (shape[0] * (shape[2] + self.other.shape[1]), shape[1])
+        return {"row": (1, *shape), "convolution": (shape[0], 1, *shape[1:]),
+                "flat": (math.prod(shape),), "log_negated": (math.prod(shape),)
+                }.get(self.change, shape)
+
+
+class _Names(NamedTuple):
+    """What a file's tensors are called."""
+
+    file: GgufFile
+    at: str
+    family: GgufFamily
+    layers: int
+    heads: int
+    kv_heads: int
+
+    def parts(self, name: str, stored: GgufTensor) -> Iterator[GgufPart]:
+        """The tensors of a checkpoint that are in this one. Raises `BadModel`."""
+        module, _, kind = name.rpartition(".")
+        layer = _LAYER_NAME.fullmatch(name)
+        if layer is None:
+            if module in OUTER:
+                yield from self._named(f"{OUTER[module]}.{kind}", name, stored)
+            elif name not in NOT_WEIGHTS:
+                raise self._unknown(name)
+            return
+        i, inner = int(layer[1]), layer[2]
+        if i >= self.layers or inner in COMPUTED:  # layers that draft are not read
+            return
+        prefix, (module, _, kind) = f"model.layers.{i}.", inner.rpartition(".")
+        if inner in self.family.layer:
+            yield from self._named(f"{prefix}{self.family.layer[inner]}", inner, stored)
+        elif kind not in ("weight", "bias"):
+            raise self._unknown(name)
+        elif module in self.family.layer:
+            own = _prefixed(prefix, self.family.layer[module], kind)
+            yield from self._named(own, inner, stored)
+        elif module in self.family.experts:
+            if len(stored.shape) != 3 or kind == "bias":
+                raise self.file.bad(f"tensor {name}", "must be a weight of three dimensions")
+            for expert in range(stored.shape[0]):
+                each = _prefixed(prefix, self.family.experts[module], kind, expert)
+                yield from self._named(each, inner, stored, expert)
+        else:
+            raise self._unknown(name)
+
+    def _named(self, names: Name, inner: str, stored: GgufTensor,
+               expert: int | None = None) -> Iterator[GgufPart]:
+        """Each with its rows. inner: the tensor's own name, in its layer."""
+        change = self.family.changes.get(inner, "")
+        if not change and self.family.norm_plus_one and inner.endswith("norm.weight"):
+            change = MINUS_ONE
+        if isinstance(names, str):
+            part = GgufPart(names, stored, expert, None, self._paired(names, stored), change)
+            if change not in (LATENT, JOINED):
+                yield part
+            elif inner.partition(".")[0] in SECOND:
+                yield part._replace(other=self._other(part))
+            return
+        rows, first = stored.shape[0 if expert is None else 1], 0
+        for name, size in zip(names, self._sizes(len(names), rows, inner), strict=True):
+            yield GgufPart(name, stored, expert, (first, first + size),
+                           self._paired(name, stored._replace(shape=(size,))), change)
+            first += size
+
+    def _other(self, part: GgufPart) -> GgufTensor:
+        """What is joined with this one."""
+        *at, module, kind = part.stored.name.split(".")
+        name, shape = ".".join((*at, SECOND[module], kind)), part.stored.shape
+        other = self.file.tensors.get(name)
+        fits = other is not None and len(shape) == len(other.shape) == 3 and (
+            other.shape[0], other.shape[2]) == shape[:2]
+        if part.change == JOINED:
+            fits = other is not None and shape == other.shape
+        if other is None or not fits:
+            raise self.file.bad(f"tensor {name}", f"must be there, and fit {part.stored.name}")
+        return other
+
+    def _sizes(self, count: int, rows: int, inner: str) -> tuple[int, ...]:
+        """How many rows each of the parts has."""
+        key, each = self.kv_heads, count
+        if count == len(QKV):
+            each = self.heads + 2 * key
+        if rows % max(1, each):
+            raise self.file.bad(f"tensor {inner}", f"{rows} rows are not those of {each} parts")
+        if count == len(QKV):
+            width = rows // each
+            return self.heads * width, key * width, key * width
+        return (rows // each,) * count
+
+    def _paired(self, name: str, stored: GgufTensor) -> int:
+        """Heads whose rows lie in pairs."""
+        if not self.family.permuted:
+            return 0
+        module = name.rpartition(".")[0]
+        heads = (self.heads if module.endswith(QKV[0]) else
+                 self.kv_heads if module.endswith(QKV[1]) else 0)
+        if heads and stored.shape[0] % (2 * heads):
+            raise self.file.bad(f"tensor {stored.name}", f"{stored.shape[0]} rows are not those of "
+                                f"{heads} heads")
+        return heads
+
+    def _unknown(self, name: str) -> Exception:
+        return self.file.bad(f"tensor {shown(name)}", f"is none of {self.at}'s that are served")
+
+
+def _prefixed(prefix: str, names: Name, kind: str, expert: int | None = None) -> Name:
+    """Names of tensors of a layer; expert: its number in them."""
+    if isinstance(names, str):
+        return f"{prefix}{names.format(expert)}.{kind}"
+    return tuple(f"{prefix}{name.format(expert)}.{kind}" for name in names)
 
 
 def checkpoint_tensors(file: GgufFile) -> Iterator[GgufPart]:
-    """The file's tensors by the names that they have in a checkpoint, in the order of their bytes;
-    those that have none there are left out. Raises `BadModel`."""
+    """The file's tensors by the names that they have in a checkpoint, in the order of their bytes.
+    Raises `BadModel`, also where one is not known: what it stands for would be left out."""
     own, at = family(file), file.text("general.architecture")
     heads = file.same(f"{at}.attention.head_count")
-    paired = {"attn_q": heads, "attn_k": file.same(f"{at}.attention.head_count_kv", heads)}
-    layer = GEMMA_LAYER if own.norm_plus_one else LAYER
+    names = _Names(file, at, own, _layers(file, at), heads,
+                   _kv_heads(file, at, heads))
     for name, stored in file.tensors.items():
-        module, _, kind = name.rpartition(".")
-        found = _LAYER_NAME.fullmatch(name)
-        if found is None:
-            if module in OUTER:
-                yield GgufPart(f"{OUTER[module]}.{kind}", stored, None, 0,
-                               own.norm_plus_one and module.endswith("norm"))
-            continue
-        i, module, kind = found.groups()
-        prefix = f"model.layers.{int(i)}."
-        if module in EXPERTS:
-            if len(stored.shape) != 3:
-                raise file.bad(f"tensor {name}", "must have three dimensions")
-            for expert in range(stored.shape[0]):
-                yield GgufPart(f"{prefix}mlp.experts.{expert}.{EXPERTS[module]}.{kind}", stored,
-                               expert, 0, False)
-        elif module in layer:
-            count = paired.get(module, 0) if own.permuted else 0
-            if count and stored.shape[0] % (2 * count):
-                raise file.bad(f"tensor {name}", f"{stored.shape[0]} rows are not those of {count} "
-                               "heads")
-            yield GgufPart(f"{prefix}{layer[module]}.{kind}", stored, None, count,
-                           own.norm_plus_one and module.endswith("norm"))
+        yield from names.parts(name, stored)
 
 
-def gguf_config(file: GgufFile) -> dict[str, Any]:
+def _kv_heads(file: GgufFile, at: str, heads: int) -> int:
+    """Of each layer with attention: those of recurrent ones are 0."""
+    key = f"{at}.attention.head_count_kv"
+    if at != "granitehybrid" or not file.is_array(key):
+        return file.same(key, heads)
+    counts = {count for count in file.numbers(key, MAX_LAYERS) if count}
+    if len(counts) != 1 or not isinstance(count := counts.pop(), int) or not 0 < count <= heads:
+        raise file.bad(key, "layers that differ in it are not served")
+    return count
+
+
+def _layers(file: GgufFile, at: str) -> int:
+    """Those that are not there to draft."""
+    drafting = file.number(f"{at}.nextn_predict_layers", 0)
+    return max(0, file.number(f"{at}.block_count") - drafting)
+
+
+def gguf_config(file: GgufFile) -> Config:
     """The model's config.json, with what is the file's own under `GGUF`. Raises `BadModel`."""
     own, at = family(file), file.text("general.architecture")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise file.bad("tensor token_embd.weight", "must be there, and a matrix")
-    heads = file.same(f"{at}.attention.head_count")
-    hidden = file.number(f"{at}.embedding_length")
-    config: dict[str, Any] = {
+    config: Config = {
         "architectures": [own.architecture], GGUF: _types(file), "dtype": _dtype(file),
-        "vocab_size": embedding.shape[0], "hidden_size": hidden,
-        "num_hidden_layers": file.number(f"{at}.block_count"), "num_attention_heads": heads,
-        "num_key_value_heads": file.same(f"{at}.attention.head_count_kv", heads),
-        "head_dim": file.number(f"{at}.attention.key_length", hidden // heads if heads else 0),
-        "intermediate_size": file.same(f"{at}.feed_forward_length"),
-        "rms_norm_eps": file.real(f"{at}.attention.layer_norm_rms_epsilon"),
-        "max_position_embeddings": file.number(f"{at}.context_length"),
-        "rope_theta": file.real(f"{at}.rope.freq_base", 10_000.0),
+        "vocab_size": embedding.shape[0], "num_hidden_layers": _layers(file, at),
+        **read_keys(file, at, COMMON),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
     }
-    _check_heads(file, at, config)
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    config["num_key_value_heads"] = _kv_heads(file, at, heads)
+    if not own.latent:
+        config["head_dim"] = file.number(f"{at}.attention.key_length",
+                                         hidden // heads if heads else 0)
+        config |= _rotated(file, at, own, config)
+    config |= read_keys(file, at, own.keys)
     if scaling := _rope_scaling(file, at, config):
         config["rope_scaling"] = scaling
-    if own.experts:
-        config |= {
-            "num_experts": file.number(f"{at}.expert_count"),
-            "num_experts_per_tok": file.number(f"{at}.expert_used_count"),
-            "moe_intermediate_size": file.number(f"{at}.expert_feed_forward_length"),
-            "norm_topk_prob": True}
-    elif file.number(f"{at}.expert_count", 0):
-        raise file.bad(f"{at}.expert_count", "mixtures of experts of this architecture are not "
-                       "served")
-    if at == "gemma3":
-        config |= _gemma3(file, config)
+    if own.more is not None:
+        config |= own.more(file, at, config)
     if eos := end_ids(file):
         config["eos_token_id"] = eos
     return config
 
 
-def _types(file: GgufFile) -> dict[str, Any]:
+def _types(file: GgufFile) -> Config:
     """The file and the types of its matrices."""
-    types = {part.name.removesuffix(".weight"): part.stored.type.name
-             for part in checkpoint_tensors(file)
-             if part.name.endswith(".weight") and len(part.shape) > 1}
+    types = {name: part.kind for part in checkpoint_tensors(file)
+             if part.name.endswith(".weight") and len(part.shape) > 1
+             for name in _modules(part.name.removesuffix(".weight"))}
     most = Counter(types.values()).most_common(1)
     default = most[0][0] if most else "F32"
     return {"file": str(file.path), "default": default,
@@ -178,10 +261,24 @@ def _types(file: GgufFile) -> dict[str, Any]:
                         if kind != default or not name.startswith("model.layers.")}}
 
 
-def _check_heads(file: GgufFile, at: str, config: dict[str, Any]) -> None:
-    for key in (f"{at}.attention.value_length", f"{at}.rope.dimension_count"):
-        if file.number(key, config["head_dim"]) != config["head_dim"]:
-            raise file.bad(key, f"must be {at}.attention.key_length, {config['head_dim']}")
+def _modules(name: str) -> list[str]:
+    """What a checkpoint's module is loaded as."""
+    at, _, own = name.rpartition(".")
+    return [f"{at}.{each}" for each in FUSED[own]] if own in FUSED else [name]
+
+
+def _rotated(file: GgufFile, at: str, own: GgufFamily, config: Config) -> Config:
+    """What part of each head is rotated; {}: all of it."""
+    value, rotary = f"{at}.attention.value_length", f"{at}.rope.dimension_count"
+    width = config["head_dim"]
+    if file.number(value, width) != width:
+        raise file.bad(value, f"must be {at}.attention.key_length, {width}")
+    count = file.number(rotary, width)
+    if count == width:
+        return {}
+    if not own.partial:
+        raise file.bad(rotary, f"must be {at}.attention.key_length, {width}")
+    return {"partial_rotary_factor": count / max(1, width)}
 
 
 def _dtype(file: GgufFile) -> str:
@@ -190,25 +287,12 @@ def _dtype(file: GgufFile) -> str:
     return "float32" if kinds == {"F32"} else "bfloat16"
 
 
-def _gemma3(file: GgufFile, config: dict[str, Any]) -> dict[str, Any]:
-    """What only Gemma 3 has."""
-    heads, width = config["num_attention_heads"], config["head_dim"]
-    wide = config["num_hidden_layers"] == GEMMA_27B_LAYERS
-    window = file.number("gemma3.attention.sliding_window", 0)
-    return {
-        "query_pre_attn_scalar": config["hidden_size"] // max(1, heads) if wide else width,
-        "sliding_window": window or None,
-        "sliding_window_pattern": file.number("gemma3.attention.sliding_window_pattern", 6),
-        "rope_local_base_freq": file.real("gemma3.rope.freq_base_swa", 10_000.0),
-        "rope_theta": file.real("gemma3.rope.freq_base", 1_000_000.0),
-        "final_logit_softcapping": file.real("gemma3.final_logit_softcapping", 0.0) or None,
-    }
-
-
-def _rope_scaling(file: GgufFile, at: str, config: dict[str, Any]) -> dict[str, Any]:
+def _rope_scaling(file: GgufFile, at: str, config: Config) -> Config:
     """config.json's `rope_scaling`; {} where positions are as they are."""
     if "rope_freqs.weight" in file.tensors:
         return _llama3(file, config)
+    if "rope_factors_long.weight" in file.tensors:
+        return _longrope(file, at)
     kind = file.text(f"{at}.rope.scaling.type", "none")
     if kind == "none":
         return {}
@@ -223,7 +307,20 @@ def _rope_scaling(file: GgufFile, at: str, config: dict[str, Any]) -> dict[str, 
     return found
 
 
-def _llama3(file: GgufFile, config: dict[str, Any]) -> dict[str, Any]:
+def _longrope(file: GgufFile, at: str) -> Config:
+    """That of Phi-3, whose factors are tensors."""
+    rope: Config = {"rope_type": "longrope"}
+    for name in ("long", "short"):
+        stored = file.tensors.get(f"rope_factors_{name}.weight")
+        if stored is None or stored.type.name != "F32" or len(stored.shape) != 1:
+            raise file.bad(f"tensor rope_factors_{name}.weight", "must be numbers in F32")
+        rope[f"{name}_factor"] = list(struct.unpack(f"<{stored.shape[0]}f", read_tensor(stored)))
+    if f"{at}.rope.scaling.attn_factor" in file:
+        rope["attention_factor"] = file.real(f"{at}.rope.scaling.attn_factor")
+    return rope
+
+
+def _llama3(file: GgufFile, config: Config) -> Config:
     """Llama 3's rope, by the factors that the file divides frequencies by. Raises `BadModel` where
     no such rope has these."""
     stored = file.tensors["rope_freqs.weight"]
@@ -242,7 +339,7 @@ def _llama3(file: GgufFile, config: dict[str, Any]) -> dict[str, Any]:
     raise file.bad("tensor rope_freqs.weight", "is no rope of Llama 3's, which alone is served")
 
 
-def _llama3_factors(rope: dict[str, Any], theta: float, half: int) -> list[float]:
+def _llama3_factors(rope: Config, theta: float, half: int) -> list[float]:
     """What each frequency is divided by."""
     factor, original = rope["factor"], rope["original_max_position_embeddings"]
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]

@@ -117,7 +117,7 @@ class GgufFile:
             raise self.bad(key, f"must be a finite number, got {_seen(value)}")
         return float(value)
 
-    def flag(self, key: str, default: bool) -> bool:
+    def flag(self, key: str, default: bool | None = None) -> bool:
         """True or false."""
         value = self._metadata.get(key, default)
         if not isinstance(value, bool):
@@ -155,12 +155,16 @@ class GgufFile:
 
     def same(self, key: str, default: int | None = None) -> int:
         """A number that may stand there once for each layer; then all must be equal."""
-        if not isinstance(self._metadata.get(key), GgufArray):
+        if not self.is_array(key):
             return self.number(key, default)
         found = self.numbers(key, MAX_ENTRIES)
         if len(set(found)) != 1 or not isinstance(found[0], int) or not 0 <= found[0] <= MAX_SIZE:
             raise self.bad(key, "layers that differ in it are not served")
         return found[0]
+
+    def is_array(self, key: str) -> bool:
+        """Whether there is an array."""
+        return isinstance(self._metadata.get(key), GgufArray)
 
     def _array(self, key: str, maximum: int) -> GgufArray:
         own = self._metadata.get(key)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from actorium.actors.errors import BadModel
-from actorium.actors.models.gguf_config import GgufPart, checkpoint_tensors
+from actorium.actors.models.gguf_config import MINUS_ONE, GgufPart, checkpoint_tensors
+from actorium.actors.models.gguf_families import JOINED, LATENT
 from actorium.actors.models.gguf_file import GgufTensor, read_gguf
 from actorium.actors.models.model_files import open_file
 from actorium.gpu.parallel.rank_slices import TensorSlice
@@ -36,6 +37,11 @@ from actorium.kernels.grouped_rows import ROWS, BlockPart, BlockRows, row_bytes
 
 PIECE = 8 << 20
 """Bytes of a file that are read at once, or one row."""
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    MINUS_ONE: lambda weight: weight - 1, "log_negated": lambda weight: (-weight).log(),
+    "row": torch.Tensor.float, "flat": torch.Tensor.float, "convolution": torch.Tensor.float,
+}
+"""Of tensors that are small: what makes those of a checkpoint of them, in f32."""
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
@@ -46,7 +52,13 @@ def gguf_tensors(source: Path, wanted: Wanted, dtype: torch.dtype, device: torch
     given as rows of codes, else dequantised. Raises `BadModel`."""
     parts = checkpoint_tensors(read_gguf(source))
     for file, own in groupby(parts, lambda part: part.stored.file):
-        chosen = [part for part in own if wanted(file, part.name, dtype, part.shape)]
+        chosen = []
+        for part in own:
+            if wanted(file, part.name, dtype, part.shape):
+                chosen.append(part)
+            elif part.name.endswith(".bias"):
+                raise BadModel(f"{file}: tensor {part.stored.name} is none of this architecture's "
+                               "that are served")
         yield file, ((part.name, _tensor(part, dtype, device, keep)) for part in chosen)
 
 
@@ -67,9 +79,22 @@ class FileRows(NamedTuple):
 
 def _tensor(part: GgufPart, dtype: torch.dtype, device: torch.device,
             keep: bool) -> Tensor | LazyTensor:
-    if len(part.shape) == 1:
-        return read_part(part, torch.float32, False, torch.device("cpu"))
+    if part.change == LATENT:
+        return LazyTensor(dtype, lambda: _expansion(part).to(device, dtype))
+    if len(part.shape) == 1 or part.change in CHANGES:
+        found = read_part(part, torch.float32, False, torch.device("cpu"))
+        return CHANGES.get(part.change, torch.Tensor.float)(found).view(part.shape)
+    if part.change == JOINED and part.other is not None:
+        return _joined(part, part.other, dtype, device, keep and part.kind in FORMATS)
     return _lazily(part, dtype, device, keep, _whole(part))
+
+
+def _joined(part: GgufPart, other: GgufTensor, dtype: torch.dtype, device: torch.device,
+            rows: bool) -> LazyTensor:
+    """The rows of a tensor, and behind them those of another one."""
+    both = [GgufPart(part.name, own) for own in (part.stored, other)]
+    return LazyTensor(ROWS if rows else dtype, lambda: torch.cat(
+        [read_part(own, dtype, rows, device) for own in both]))
 
 
 def _lazily(part: GgufPart, dtype: torch.dtype, device: torch.device, keep: bool,
@@ -87,8 +112,8 @@ def _lazily(part: GgufPart, dtype: torch.dtype, device: torch.device, keep: bool
 
 
 def _whole(part: GgufPart) -> FileRows:
-    count = part.stored.bytes // _row_bytes(part.stored) // _parts(part)
-    return FileRows(((0, count),), 0, part.shape[-1])
+    rows = part.rows or (0, part.stored.bytes // _row_bytes(part.stored) // _parts(part))
+    return FileRows(((0, rows[1] - rows[0]),), 0, part.stored.shape[-1])
 
 
 def _rows_of(part: GgufPart, own: TensorSlice) -> FileRows | None:
@@ -142,7 +167,7 @@ def read_part(part: GgufPart, dtype: torch.dtype, rows: bool, device: torch.devi
 
 def _read(fd: int, part: GgufPart, dtype: torch.dtype, rows: bool, device: torch.device,
           own: FileRows) -> Tensor:
-    kind, (*lead, columns) = part.stored.type.name, part.shape
+    kind, (*lead, columns) = part.stored.type.name, _stored_shape(part)
     width = row_bytes(FORMATS[kind], own.columns) if rows else own.columns
     found = torch.empty((own.number, width), dtype=ROWS if rows else dtype, device=device)
     for at, piece in _pieces(fd, part, own):
@@ -150,13 +175,9 @@ def _read(fd: int, part: GgufPart, dtype: torch.dtype, rows: bool, device: torch
         if rows:
             write_rows(kind, blocks, into)
         elif kind in PLAIN:
-            into.copy_(blocks.view(PLAIN[kind]).float() - 1 if part.minus_one
-                       else blocks.view(PLAIN[kind]))
+            into.copy_(blocks.view(PLAIN[kind]))
         else:
-            wide = into if not part.minus_one else into.new_empty(into.shape, dtype=torch.float32)
-            write_numbers(kind, blocks, wide)
-            if part.minus_one:
-                into.copy_(wide - 1)
+            write_numbers(kind, blocks, into)
     whole = own.number == math.prod(lead) and own.columns == columns
     return as_checkpoint(found.view(*lead, found.shape[-1]) if whole else found, part)
 
@@ -170,6 +191,19 @@ def as_checkpoint(rows: Tensor, part: GgufPart) -> Tensor:
     if not part.heads:
         return rows
     return rows.unflatten(0, (-1, _head_rows(part) // 2, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def _stored_shape(part: GgufPart) -> tuple[int, ...]:
+    return part._replace(change="", other=None).shape
+
+
+def _expansion(part: GgufPart) -> Tensor:
+    """f32[heads * (keys + values), rank]: what expands latents, of which the file has the keys'
+    part turned on its side, [heads, rank, keys], and that of the values, [heads, values, rank]."""
+    assert part.other is not None
+    keys, values = (read_part(GgufPart(part.name, own), torch.float32, False, torch.device("cpu"))
+                    for own in (part.stored, part.other))
+    return torch.cat((keys.transpose(1, 2), values), 1).flatten(0, 1)
 
 
 def _row_bytes(stored: GgufTensor) -> int:
@@ -187,7 +221,8 @@ def _parts(part: GgufPart) -> int:
 def _start(part: GgufPart, row: int, column: int) -> int:
     """Where it lies in the file."""
     before = (part.expert or 0) * (part.stored.bytes // _parts(part))
-    return (part.stored.start + before + row * _row_bytes(part.stored)
+    first = part.rows[0] if part.rows else 0
+    return (part.stored.start + before + (first + row) * _row_bytes(part.stored)
             + _bytes_of(part.stored, column))
 
 
