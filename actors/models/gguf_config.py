@@ -1,5 +1,4 @@
-"""What a GGUF file says of a model, as the `config.json` that its family's reader knows, and the
-names that its tensors have in a checkpoint of that family (`gguf_families.py`).
+"""What a GGUF file says of a model, as the `config.json` that its family's reader knows.
 
 Nothing here needs torch: the memory plan reads it, too.
 """
@@ -7,30 +6,14 @@ Nothing here needs torch: the memory plan reads it, too.
 from __future__ import annotations
 
 import math
-import re
 import struct
 from collections import Counter
-from collections.abc import Iterator
-from typing import NamedTuple
 
 from actorium.actors.errors import shown
-from actorium.actors.models.gguf_families import (
-    COMMON,
-    COMPUTED,
-    FUSED,
-    JOINED,
-    LATENT,
-    NOT_WEIGHTS,
-    OUTER,
-    QKV,
-    SECOND,
-    Config,
-    GgufFamily,
-    Name,
-    family,
-    read_keys,
-)
-from actorium.actors.models.gguf_file import GgufFile, GgufTensor, read_tensor
+from actorium.actors.models.gguf_families import FUSED, GgufFamily, family
+from actorium.actors.models.gguf_file import GgufFile, read_tensor
+from actorium.actors.models.gguf_keys import COMMON, Config, read_keys
+from actorium.actors.models.gguf_tensors import checkpoint_tensors, kv_heads_of, layers_of
 from actorium.actors.models.gguf_tokenizer import end_ids
 
 GGUF = "gguf"
@@ -40,183 +23,6 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 """Of all of Llama 3's ropes: files have the factors that come of them."""
 ORIGINAL_LENGTHS = (8192, 4096, 2048, 16_384, 32_768, 65_536, 131_072)
 ROPE_ERROR = 1e-3
-MAX_LAYERS = 4096
-MINUS_ONE = "minus_one"
-_LAYER_NAME = re.compile(r"blk\.(0|[1-9]\d{0,3})\.([\w.]+)")
-
-
-class GgufPart(NamedTuple):
-    """A tensor of a checkpoint, as the file has it."""
-
-    name: str
-    """In the checkpoint."""
-    stored: GgufTensor
-    expert: int | None = None
-    """Which part of a tensor of all experts it is."""
-    rows: tuple[int, int] | None = None
-    """(first, behind the last) of a tensor's; None: all."""
-    heads: int = 0
-    """Heads whose rows lie in pairs; 0: rows lie as in the checkpoint."""
-    change: str = ""
-    """What is done to it; see `GgufFamily.changes`."""
-    other: GgufTensor | None = None
-    """What is joined with it."""
-
-    @property
-    def kind(self) -> str:
-        """The type in which a matrix can be held."""
-        kept = self.change == "" or self.change == JOINED and self.other is not None and (
-            self.other.type == self.stored.type)
-        return self.stored.type.name if kept else "F32"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the tensor."""
-        shape = self.stored.shape if self.expert is None else self.stored.shape[1:]
-        if self.rows is not None:
-            shape = (self.rows[1] - self.rows[0], *shape[1:])
-        if self.other is not None and self.change == JOINED:
-            return (shape[0] + self.other.shape[0], *shape[1:])
-        if self.other is not None:  # [heads, rank, keys] and [heads, values, rank]
-            return (shape[0] * (shape[2] + self.other.shape[1]), shape[1])
-        return {"row": (1, *shape), "convolution": (shape[0], 1, *shape[1:]),
-                "flat": (math.prod(shape),), "log_negated": (math.prod(shape),)
-                }.get(self.change, shape)
-
-
-class _Names(NamedTuple):
-    """What a file's tensors are called."""
-
-    file: GgufFile
-    at: str
-    family: GgufFamily
-    layers: int
-    heads: int
-    kv_heads: int
-
-    def parts(self, name: str, stored: GgufTensor) -> Iterator[GgufPart]:
-        """The tensors of a checkpoint that are in this one. Raises `BadModel`."""
-        module, _, kind = name.rpartition(".")
-        layer = _LAYER_NAME.fullmatch(name)
-        if layer is None:
-            if module in OUTER:
-                yield from self._named(f"{OUTER[module]}.{kind}", name, stored)
-            elif name not in NOT_WEIGHTS:
-                raise self._unknown(name)
-            return
-        i, inner = int(layer[1]), layer[2]
-        if i >= self.layers or inner in COMPUTED:  # layers that draft are not read
-            return
-        prefix, (module, _, kind) = f"model.layers.{i}.", inner.rpartition(".")
-        if inner in self.family.layer:
-            yield from self._named(f"{prefix}{self.family.layer[inner]}", inner, stored)
-        elif kind not in ("weight", "bias"):
-            raise self._unknown(name)
-        elif module in self.family.layer:
-            own = _prefixed(prefix, self.family.layer[module], kind)
-            yield from self._named(own, inner, stored)
-        elif module in self.family.experts:
-            if len(stored.shape) != 3 or kind == "bias":
-                raise self.file.bad(f"tensor {name}", "must be a weight of three dimensions")
-            for expert in range(stored.shape[0]):
-                each = _prefixed(prefix, self.family.experts[module], kind, expert)
-                yield from self._named(each, inner, stored, expert)
-        else:
-            raise self._unknown(name)
-
-    def _named(self, names: Name, inner: str, stored: GgufTensor,
-               expert: int | None = None) -> Iterator[GgufPart]:
-        """Each with its rows. inner: the tensor's own name, in its layer."""
-        change = self.family.changes.get(inner, "")
-        if not change and self.family.norm_plus_one and inner.endswith("norm.weight"):
-            change = MINUS_ONE
-        if isinstance(names, str):
-            part = GgufPart(names, stored, expert, None, self._paired(names, stored), change)
-            if change not in (LATENT, JOINED):
-                yield part
-            elif inner.partition(".")[0] in SECOND:
-                yield part._replace(other=self._other(part))
-            return
-        rows, first = stored.shape[0 if expert is None else 1], 0
-        for name, size in zip(names, self._sizes(len(names), rows, inner), strict=True):
-            yield GgufPart(name, stored, expert, (first, first + size),
-                           self._paired(name, stored._replace(shape=(size,))), change)
-            first += size
-
-    def _other(self, part: GgufPart) -> GgufTensor:
-        """What is joined with this one."""
-        *at, module, kind = part.stored.name.split(".")
-        name, shape = ".".join((*at, SECOND[module], kind)), part.stored.shape
-        other = self.file.tensors.get(name)
-        fits = other is not None and len(shape) == len(other.shape) == 3 and (
-            other.shape[0], other.shape[2]) == shape[:2]
-        if part.change == JOINED:
-            fits = other is not None and shape == other.shape
-        if other is None or not fits:
-            raise self.file.bad(f"tensor {name}", f"must be there, and fit {part.stored.name}")
-        return other
-
-    def _sizes(self, count: int, rows: int, inner: str) -> tuple[int, ...]:
-        """How many rows each of the parts has."""
-        key, each = self.kv_heads, count
-        if count == len(QKV):
-            each = self.heads + 2 * key
-        if rows % max(1, each):
-            raise self.file.bad(f"tensor {inner}", f"{rows} rows are not those of {each} parts")
-        if count == len(QKV):
-            width = rows // each
-            return self.heads * width, key * width, key * width
-        return (rows // each,) * count
-
-    def _paired(self, name: str, stored: GgufTensor) -> int:
-        """Heads whose rows lie in pairs."""
-        if not self.family.permuted:
-            return 0
-        module = name.rpartition(".")[0]
-        heads = (self.heads if module.endswith(QKV[0]) else
-                 self.kv_heads if module.endswith(QKV[1]) else 0)
-        if heads and stored.shape[0] % (2 * heads):
-            raise self.file.bad(f"tensor {stored.name}", f"{stored.shape[0]} rows are not those of "
-                                f"{heads} heads")
-        return heads
-
-    def _unknown(self, name: str) -> Exception:
-        return self.file.bad(f"tensor {shown(name)}", f"is none of {self.at}'s that are served")
-
-
-def _prefixed(prefix: str, names: Name, kind: str, expert: int | None = None) -> Name:
-    """Names of tensors of a layer; expert: its number in them."""
-    if isinstance(names, str):
-        return f"{prefix}{names.format(expert)}.{kind}"
-    return tuple(f"{prefix}{name.format(expert)}.{kind}" for name in names)
-
-
-def checkpoint_tensors(file: GgufFile) -> Iterator[GgufPart]:
-    """The file's tensors by the names that they have in a checkpoint, in the order of their bytes.
-    Raises `BadModel`, also where one is not known: what it stands for would be left out."""
-    own, at = family(file), file.text("general.architecture")
-    heads = file.same(f"{at}.attention.head_count")
-    names = _Names(file, at, own, _layers(file, at), heads,
-                   _kv_heads(file, at, heads))
-    for name, stored in file.tensors.items():
-        yield from names.parts(name, stored)
-
-
-def _kv_heads(file: GgufFile, at: str, heads: int) -> int:
-    """Of each layer with attention: those of recurrent ones are 0."""
-    key = f"{at}.attention.head_count_kv"
-    if at != "granitehybrid" or not file.is_array(key):
-        return file.same(key, heads)
-    counts = {count for count in file.numbers(key, MAX_LAYERS) if count}
-    if len(counts) != 1 or not isinstance(count := counts.pop(), int) or not 0 < count <= heads:
-        raise file.bad(key, "layers that differ in it are not served")
-    return count
-
-
-def _layers(file: GgufFile, at: str) -> int:
-    """Those that are not there to draft."""
-    drafting = file.number(f"{at}.nextn_predict_layers", 0)
-    return max(0, file.number(f"{at}.block_count") - drafting)
 
 
 def gguf_config(file: GgufFile) -> Config:
@@ -227,19 +33,22 @@ def gguf_config(file: GgufFile) -> Config:
         raise file.bad("tensor token_embd.weight", "must be there, and a matrix")
     config: Config = {
         "architectures": [own.architecture], GGUF: _types(file), "dtype": _dtype(file),
-        "vocab_size": embedding.shape[0], "num_hidden_layers": _layers(file, at),
+        "vocab_size": embedding.shape[0], "num_hidden_layers": layers_of(file, at),
         **read_keys(file, at, COMMON),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
     }
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
-    config["num_key_value_heads"] = _kv_heads(file, at, heads)
+    config["num_key_value_heads"] = kv_heads_of(file, at, heads)
     if not own.latent:
         config["head_dim"] = file.number(f"{at}.attention.key_length",
                                          hidden // heads if heads else 0)
         config |= _rotated(file, at, own, config)
     config |= read_keys(file, at, own.keys)
+    if "intermediate_size" not in config:  # of experts alone
+        config["intermediate_size"] = file.number(
+            f"{at}.expert_feed_forward_length" if own.experts else f"{at}.feed_forward_length")
     if scaling := _rope_scaling(file, at, config):
         config["rope_scaling"] = scaling
     if own.more is not None:

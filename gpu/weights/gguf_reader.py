@@ -19,9 +19,14 @@ import torch
 from torch import Tensor
 
 from actorium.actors.errors import BadModel
-from actorium.actors.models.gguf_config import MINUS_ONE, GgufPart, checkpoint_tensors
 from actorium.actors.models.gguf_families import JOINED, LATENT
 from actorium.actors.models.gguf_file import GgufTensor, read_gguf
+from actorium.actors.models.gguf_tensors import (
+    MINUS_ONE,
+    GgufPart,
+    HeadOrder,
+    checkpoint_tensors,
+)
 from actorium.actors.models.model_files import open_file
 from actorium.gpu.parallel.rank_slices import TensorSlice
 from actorium.gpu.weights.gguf_blocks import (
@@ -33,7 +38,15 @@ from actorium.gpu.weights.gguf_blocks import (
 )
 from actorium.gpu.weights.lazy_tensors import LazyTensor
 from actorium.gpu.weights.safetensors_reader import Wanted, fill
-from actorium.kernels.grouped_rows import ROWS, BlockPart, BlockRows, row_bytes
+from actorium.kernels.grouped_rows import (
+    ROWS,
+    BlockPart,
+    BlockRows,
+    Grouped,
+    pack_rows,
+    row_bytes,
+    unpack_rows,
+)
 
 PIECE = 8 << 20
 """Bytes of a file that are read at once, or one row."""
@@ -82,8 +95,12 @@ def _tensor(part: GgufPart, dtype: torch.dtype, device: torch.device,
     if part.change == LATENT:
         return LazyTensor(dtype, lambda: _expansion(part).to(device, dtype))
     if len(part.shape) == 1 or part.change in CHANGES:
-        found = read_part(part, torch.float32, False, torch.device("cpu"))
+        found = together(read_part(part, torch.float32, False, torch.device("cpu")), part.order)
         return CHANGES.get(part.change, torch.Tensor.float)(found).view(part.shape)
+    if part.order is not None:
+        rows = keep and part.kind in FORMATS
+        return LazyTensor(ROWS if rows else dtype, lambda: together(
+            read_part(part, dtype, rows, device), part.order))
     if part.change == JOINED and part.other is not None:
         return _joined(part, part.other, dtype, device, keep and part.kind in FORMATS)
     return _lazily(part, dtype, device, keep, _whole(part))
@@ -204,6 +221,22 @@ def _expansion(part: GgufPart) -> Tensor:
     keys, values = (read_part(GgufPart(part.name, own), torch.float32, False, torch.device("cpu"))
                     for own in (part.stored, part.other))
     return torch.cat((keys.transpose(1, 2), values), 1).flatten(0, 1)
+
+
+def together(weight: Tensor, order: HeadOrder | None) -> Tensor:
+    """The value heads of each key head together. weight: as the file has it, or its rows of codes,
+    whose groups do not go beyond a head."""
+    if order is None:
+        return weight
+    first, count = order.first, order.keys * order.times * order.width
+    heads = torch.arange(count).view(order.times, order.keys, -1).transpose(0, 1).flatten()
+    places = torch.cat((torch.arange(first), heads + first)).to(weight.device)
+    if order.dim == 0 or weight.dtype is not ROWS:
+        return weight.index_select(order.dim, places)
+    codes, scales, mins, form = unpack_rows(weight)
+    groups = places.view(-1, form.group)[:, 0] // form.group
+    return pack_rows(Grouped(codes.index_select(-1, places), scales.index_select(-1, groups),
+                             None if mins is None else mins.index_select(-1, groups), form))
 
 
 def _row_bytes(stored: GgufTensor) -> int:

@@ -25,7 +25,7 @@ ARCHITECTURES = {
         "SmolLM3": "smollm3", "Glm": "chatglm", "Glm4": "glm4", "SeedOss": "seed_oss",
         "Exaone4": "exaone4", "Granite": "granite", "GraniteMoe": "granitemoe",
         "GraniteMoeHybrid": "granitehybrid", "DeepseekV3": "deepseek2",
-        "Qwen3Next": "qwen3next"}.items()}
+        "Qwen3Next": "qwen3next", "Qwen3_5": "qwen35", "Qwen3_5Moe": "qwen35moe"}.items()}
 """That are served from GGUF, and GGUF's names for them."""
 SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
           "IQ2_XXS": (0,), "IQ2_XS": (0,), "IQ2_S": (0,), "IQ3_XXS": (0,), "IQ3_S": (0,),
@@ -118,7 +118,7 @@ def write_model(path: Path, architecture: str, kind: str, seed: int = 0, more: W
 
 
 HEADS = ("token_embd.weight", "output.weight")
-SMALL = ("gate_inp", "ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm", "ssm_ba")
+SMALL = ("gate_inp", "ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm", "ssm_ba", "ssm_beta")
 """Parts of names of what stays in F32."""
 RENAMED = {
     ".dt_bias": ".dt_proj.bias", "router.weight": "router.layer.weight",
@@ -165,6 +165,9 @@ def _moved(name: str, weight: Tensor, config: Any, at: str) -> tuple[str, Tensor
         return name, paired(weight, heads), lambda own: weight.copy_(unpaired(own, heads))
     if at in PLUS_ONE and name.endswith("norm.weight") and "ssm" not in name:
         return name, weight + 1, lambda own: weight.copy_(own - 1)
+    kind = name.partition(".")[2].partition(".")[2].removesuffix(".weight")
+    if at in ("qwen35", "qwen35moe") and kind in VALUE_HEADS:
+        return _tiled(name, weight, config, *VALUE_HEADS[kind])
     if name.endswith("ssm_a"):
         flat = weight.shape if at == "qwen3next" else (len(weight), 1)
         return (name, -weight.exp().view(flat),
@@ -177,6 +180,29 @@ def _moved(name: str, weight: Tensor, config: Any, at: str) -> tuple[str, Tensor
     if "ssm_conv1d.weight" in name or "gate_inp_shexp" in name:
         return name, weight.squeeze(), lambda own: weight.copy_(own.view_as(weight))
     return name, weight, weight.copy_
+
+
+VALUE_HEADS = {"attn_qkv": (0, True, False), "ssm_conv1d": (0, True, False),
+               "attn_gate": (0, False, False), "ssm_beta": (0, False, True),
+               "ssm_alpha": (0, False, True), "ssm_a": (0, False, True),
+               "ssm_dt.bias": (0, False, True), "ssm_out": (1, False, False)}
+"""Tensors that llama.cpp's converters reorder: along which dimension, whether queries and keys come
+first, and whether a head is one number."""
+
+
+def _tiled(name: str, weight: Tensor, config: Any, dim: int, behind: bool,
+           single: bool) -> tuple[str, Tensor, Put]:
+    """The value heads of all key heads by turns, as llama.cpp's converter writes them."""
+    keys, values = config.linear_num_key_heads, config.linear_num_value_heads
+    first = 2 * keys * config.linear_key_head_dim if behind else 0
+    width = 1 if single else config.linear_value_head_dim
+    order = torch.arange(values * width).reshape(keys, values // keys, width).transpose(0, 1)
+    order = torch.cat((torch.arange(first), order.flatten() + first))
+    away = torch.argsort(order)
+    if name.endswith("ssm_a"):
+        return name, -weight.exp()[order], lambda own: weight.copy_((-own).log()[away])
+    there = weight.squeeze().index_select(dim, order)
+    return name, there, lambda own: weight.copy_(own.index_select(dim, away).view_as(weight))
 
 
 def _halves(names: tuple[str, str], at: str, weight: Tensor, _: Any) -> Named:
@@ -229,11 +255,11 @@ NOT_SPLIT = {("experts.gate_up_proj", "qwen3next")}
 """Experts whose gates and ups lie in one tensor, which newer files have."""
 PAIRED = ("llama", "smollm3", "granite", "granitemoe", "granitehybrid", "mistral3")
 """Architectures whose rows of queries and keys lie in pairs."""
-PLUS_ONE = ("gemma2", "gemma3", "qwen3next")
+PLUS_ONE = ("gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
 """Those whose norms have the 1 that is added in their weights."""
 
 
-DELTA = ("qwen3next",)
+DELTA = ("qwen3next", "qwen35", "qwen35moe")
 """Those with recurrent layers of GatedDeltaNet."""
 
 
@@ -271,7 +297,8 @@ def describe(writer: gguf.GGUFWriter, config: Any, at: str) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
+    if getattr(config, "intermediate_size", None):
+        writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     for field, key in KEYS.items():
@@ -301,7 +328,7 @@ def describe(writer: gguf.GGUFWriter, config: Any, at: str) -> None:
     share = (ropes or {}).get("partial_rotary_factor") or float(at in PAIRED)
     if share and at != "granitehybrid":
         writer.add_rope_dimension_count(int(width * share))
-    if at == "qwen3next":
+    if at in DELTA:
         writer.add_ssm_inner_size(config.linear_value_head_dim * config.linear_num_value_heads)
         writer.add_full_attention_interval(2)
     _describe_windows(writer, config, at)

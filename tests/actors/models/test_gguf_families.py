@@ -13,9 +13,10 @@ from helpers_gguf import ARCHITECTURES, own_cache, write_model
 from helpers_models import load
 
 from actorium.actors.errors import BadModel
-from actorium.actors.models.gguf_config import checkpoint_tensors, gguf_config
+from actorium.actors.models.gguf_config import gguf_config
 from actorium.actors.models.gguf_families import FAMILIES, MIXTURES
 from actorium.actors.models.gguf_file import read_gguf
+from actorium.actors.models.gguf_tensors import checkpoint_tensors
 from actorium.actors.models.model_dir import resolve
 from actorium.gpu.families.architectures import ARCHITECTURES as SERVED
 
@@ -31,8 +32,7 @@ def test_names_are_the_packages_and_those_of_served_classes() -> None:
 @pytest.mark.parametrize("at", FAMILIES)
 def test_every_tensor_that_the_package_knows_of_an_architecture_has_a_name(at: str) -> None:
     """But for those of layers that draft, and what only other sizes of the architecture have."""
-    others = {"qwen3next": {"ffn_gate", "ffn_up", "ffn_down"},
-              "deepseek2": {"attn_k", "attn_v"}, "granitemoe": {"ffn_gate_shexp", "ffn_up_shexp",
+    others = {"deepseek2": {"attn_k", "attn_v"}, "granitemoe": {"ffn_gate_shexp", "ffn_up_shexp",
                                                                 "ffn_down_shexp"}}
     number = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[at]
     known = {gguf.TENSOR_NAMES[own].removeprefix("blk.{bid}.")
@@ -88,6 +88,17 @@ def test_deepseek_of_the_second_version_is_refused(tmp_path: Path) -> None:
     assert "deepseek2.expert_gating_func: must be 2" in changed(
         tmp_path / "m.gguf", "DeepseekV3ForCausalLM", softmax, num_key_value_heads=4, head_dim=8,
         qk_rope_head_dim=8, n_routed_experts=4, n_group=1, topk_group=1, num_experts_per_tok=2)
+
+
+def test_value_heads_that_are_not_those_of_the_key_heads(tmp_path: Path) -> None:
+    def more(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0].pop("qwen35.ssm.group_count")
+        writer.add_ssm_group_count(3)
+
+    options = {"layer_types": ["linear_attention", "full_attention"] * 2, "num_hidden_layers": 4}
+    write_model(tmp_path / "m.gguf", "Qwen3_5ForCausalLM", "F32", more=more, **options)
+    with pytest.raises(BadModel, match="qwen35.ssm.time_step_rank: 4 value heads are not those"):
+        resolve(str(tmp_path / "m.gguf"))
 
 
 def test_layers_that_draft_are_left_out(tmp_path: Path) -> None:

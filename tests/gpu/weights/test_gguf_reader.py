@@ -20,9 +20,9 @@ from helpers_parity import Case, alone
 from helpers_worker import Ring, make_runner
 
 from actorium.actors.errors import BadConfig, BadModel
-from actorium.actors.models.gguf_config import checkpoint_tensors
 from actorium.actors.models.gguf_families import FAMILIES
 from actorium.actors.models.gguf_file import OTHER_TYPES, TYPES, read_gguf
+from actorium.actors.models.gguf_tensors import checkpoint_tensors
 from actorium.actors.models.model_dir import resolve
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.plan.weight_bytes import weight_bytes
@@ -84,6 +84,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-next": ("Qwen3Next", {
         **EXPERTS, "shared_expert_intermediate_size": 32, "linear_conv_kernel_dim": 3,
         "norm_topk_prob": True, "layer_types": ["linear_attention", "full_attention"] * 2}),
+    "qwen3.5": ("Qwen3_5", {"layer_types": ["linear_attention", "full_attention"] * 2}),
+    "qwen3.5-whole-heads": ("Qwen3_5", {
+        "linear_value_head_dim": 128, "linear_num_value_heads": 6, "linear_num_key_heads": 2,
+        "layer_types": ["linear_attention", "full_attention"] * 2}),
+    "qwen3.5-moe": ("Qwen3_5Moe", {
+        **EXPERTS, "shared_expert_intermediate_size": 32, "linear_value_head_dim": 32,
+        "linear_num_value_heads": 2, "layer_types": ["linear_attention", "full_attention"] * 2}),
 }
 
 
