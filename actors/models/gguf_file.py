@@ -85,6 +85,8 @@ class GgufTensor(NamedTuple):
     start: int
     """First byte, of the file."""
     bytes: int
+    factors: tuple[float, ...] = ()
+    """What all its numbers are multiplied by, or those of each expert; (): by nothing."""
 
 
 class GgufFile:

@@ -139,7 +139,8 @@ def exaone4_fields(file: GgufFile, at: str, config: Config) -> Config:
 
 
 def granite_fields(_: GgufFile, __: str, config: Config) -> Config:
-    return {"attention_multiplier": config.get("attention_multiplier", config["head_dim"] ** -0.5)}
+    return {"attention_multiplier": config.get("attention_multiplier",
+                                               max(1, config["head_dim"]) ** -0.5)}
 
 
 def granite_hybrid_fields(file: GgufFile, at: str, config: Config) -> Config:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import re
+import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -25,10 +26,12 @@ from actorium.actors.models.gguf_families import (
     Name,
     family,
 )
-from actorium.actors.models.gguf_file import GgufFile, GgufTensor
+from actorium.actors.models.gguf_file import GgufFile, GgufTensor, read_tensor
 
 MAX_LAYERS = 4096
 MINUS_ONE = "minus_one"
+SCALES = ("scale", "input_scale")
+"""Of a whole weight, and of its inputs: what names end with."""
 GROUP, TERNARY_GROUP = 32, 128
 """Columns that share a scale in memory, at most: of all types, and of TQ1_0 and TQ2_0."""
 _LAYER_NAME = re.compile(r"blk\.(0|[1-9]\d{0,3})\.([\w.]+)")
@@ -97,6 +100,7 @@ class _Names(NamedTuple):
     """What a file's tensors are called."""
 
     file: GgufFile
+    tensors: dict[str, GgufTensor]
     at: str
     family: GgufFamily
     layers: int
@@ -175,7 +179,7 @@ class _Names(NamedTuple):
         """What is joined with this one."""
         *at, module, kind = part.stored.name.split(".")
         name, shape = ".".join((*at, SECOND[module], kind)), part.stored.shape
-        other = self.file.tensors.get(name)
+        other = self.tensors.get(name)
         fits = other is not None and len(shape) == len(other.shape) == 3 and (
             other.shape[0], other.shape[2]) == shape[:2]
         if part.change == JOINED:
@@ -224,10 +228,30 @@ def checkpoint_tensors(file: GgufFile) -> Iterator[GgufPart]:
     Raises `BadModel`, also where one is not known: what it stands for would be left out."""
     own, at = family(file), file.text("general.architecture")
     heads = file.same(f"{at}.attention.head_count")
-    names = _Names(file, at, own, layers_of(file, at), heads,
+    tensors = dict(_with_factors(file))
+    names = _Names(file, tensors, at, own, layers_of(file, at), heads,
                    kv_heads_of(file, at, heads))
-    for name, stored in file.tensors.items():
+    for name, stored in tensors.items():
         yield from names.parts(name, stored)
+
+
+def _with_factors(file: GgufFile) -> Iterator[tuple[str, GgufTensor]]:
+    """The tensors by name, those in NVFP4 with the scales that lie beside them; scales of inputs
+    are not used. Raises `BadModel` where one is of another tensor."""
+    for name, stored in file.tensors.items():
+        stem, _, kind = name.rpartition(".")
+        if kind in SCALES:
+            weight = file.tensors.get(f"{stem}.weight")
+            if (weight is None or weight.type.name != "NVFP4" or stored.type.name != "F32"
+                    or stored.shape not in ((1,), weight.shape[:-2])):
+                raise file.bad(f"tensor {shown(name)}", "is no scale of a weight in NVFP4, which "
+                               "alone are served")
+            continue
+        scale = file.tensors.get(f"{stem}.{SCALES[0]}") if kind == "weight" else None
+        if scale is not None and scale.type.name == "F32":
+            data = read_tensor(scale)
+            stored = stored._replace(factors=struct.unpack(f"<{len(data) // 4}f", data))
+        yield name, stored
 
 
 def kv_heads_of(file: GgufFile, at: str, heads: int) -> int:
@@ -243,5 +267,7 @@ def kv_heads_of(file: GgufFile, at: str, heads: int) -> int:
 
 def layers_of(file: GgufFile, at: str) -> int:
     """Those that are not there to draft."""
-    drafting = file.number(f"{at}.nextn_predict_layers", 0)
-    return max(0, file.number(f"{at}.block_count") - drafting)
+    key, drafting = f"{at}.block_count", file.number(f"{at}.nextn_predict_layers", 0)
+    if (layers := file.number(key)) > MAX_LAYERS:
+        raise file.bad(key, f"{layers} layers are more than {MAX_LAYERS}")
+    return max(0, layers - drafting)

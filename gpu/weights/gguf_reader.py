@@ -40,6 +40,7 @@ from actorium.gpu.weights.lazy_tensors import LazyTensor
 from actorium.gpu.weights.safetensors_reader import Wanted, fill
 from actorium.kernels.grouped_rows import (
     ROWS,
+    SCALE,
     BlockPart,
     BlockRows,
     Grouped,
@@ -186,17 +187,31 @@ def _read(fd: int, part: GgufPart, dtype: torch.dtype, rows: bool, device: torch
           own: FileRows) -> Tensor:
     kind, (*lead, columns) = part.stored.type.name, _stored_shape(part)
     width = row_bytes(FORMATS[kind], own.columns) if rows else own.columns
+    factors = part.stored.factors or (1.0,)
+    factor = factors[part.expert if part.expert and len(factors) > 1 else 0]
     found = torch.empty((own.number, width), dtype=ROWS if rows else dtype, device=device)
     for at, piece in _pieces(fd, part, own):
         into, blocks = found[at:at + len(piece)], piece.to(device)
         if rows:
             write_rows(kind, blocks, into)
+            scale_rows(into, own.columns, kind, factor)
         elif kind in PLAIN:
             into.copy_(blocks.view(PLAIN[kind]))
         else:
-            write_numbers(kind, blocks, into)
+            wide = into if factor == 1 else into.new_empty(into.shape, dtype=torch.float32)
+            write_numbers(kind, blocks, wide)
+            if wide is not into:
+                into.copy_(wide * factor)
     whole = own.number == math.prod(lead) and own.columns == columns
     return as_checkpoint(found.view(*lead, found.shape[-1]) if whole else found, part)
+
+
+def scale_rows(rows: Tensor, columns: int, kind: str, factor: float) -> None:
+    """Multiplies the scales of rows of codes, of a type without mins."""
+    if factor != 1:
+        scales = rows[:, columns:columns + columns // FORMATS[kind].group * SCALE]
+        wide = scales.contiguous().view(torch.float32) * factor
+        scales.copy_(wide.view(rows.dtype))
 
 
 def as_checkpoint(rows: Tensor, part: GgufPart) -> Tensor:

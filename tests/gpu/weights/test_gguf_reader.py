@@ -176,6 +176,42 @@ def test_greedy_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
     _check(path, write_model(path, f"{architecture}ForCausalLM", "Q4_0", 3, **options))
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3-moe", "granite-hybrid"])
+def test_scales_of_whole_weights_in_nvfp4(name: str, tmp_path: Path) -> None:
+    """One of a weight, or of each expert, beside it; that of its inputs is passed over."""
+    path, (architecture, options) = tmp_path / "tiny.gguf", CASES[name]
+    scales = {"attn_q": [0.5], "ffn_down_exps": [0.5 + 0.25 * e for e in range(6)]}
+    if name != "qwen3-moe":
+        scales = {"ffn_down": [0.5], "ffn_up": [1.5], "output": [2.0]}
+    tied = options.get("tie_word_embeddings")
+
+    def more(writer: gguf.GGUFWriter) -> None:
+        for own, numbers in scales.items():
+            at = "" if own == "output" else "blk.1."
+            if at or not tied:
+                writer.add_tensor(f"{at}{own}.scale", np.array(numbers, np.float32))
+                writer.add_tensor(f"{at}{own}.input_scale", np.array(numbers, np.float32))
+
+    wide = {"hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64,
+            "shared_intermediate_size": 128, "mamba_n_heads": 8}
+    options = {**options, **{key: own for key, own in wide.items()
+                             if key in options or key in ("hidden_size", "intermediate_size")}}
+    oracle = write_model(path, f"{architecture}ForCausalLM", "NVFP4", 3, more=more, **options)
+    layer = oracle.model.layers[1]
+    with torch.no_grad():
+        if name == "qwen3-moe":
+            layer.self_attn.q_proj.weight *= 0.5
+            layer.mlp.experts.down_proj *= torch.tensor(scales["ffn_down_exps"]).view(-1, 1, 1)
+        elif name == "llama":
+            layer.mlp.down_proj.weight *= 0.5
+            layer.mlp.up_proj.weight *= 1.5
+        else:
+            layer.shared_mlp.output_linear.weight *= 0.5
+            layer.shared_mlp.input_linear.weight.chunk(2)[1].mul_(1.5)
+            oracle.lm_head.weight *= 2.0
+    _check(path, oracle)
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "qwen2-moe", "qwen3-moe", "gemma2",
                                   "gemma3", "phi3"])
 def test_transformers_reads_the_same_tensors(name: str, tmp_path: Path) -> None:
