@@ -149,11 +149,12 @@ def test_numbers_are_made_in_c_as_in_torch(kind: str, dtype: torch.dtype) -> Non
 
 
 def _check(path: Path, oracle: Any) -> None:
-    """Greedy tokens of several prompts together are those of transformers. auto: weights are held
-    in codes, which products by reference dequantise."""
+    """Greedy tokens of several prompts together are those of transformers, and so is every logit of
+    the longest. auto: weights are held in codes, which products by reference dequantise."""
     rng = random.Random(7)
     prompts = [[rng.randrange(199) for _ in range(n)] for n in (1, 5, 33, 60)]
     want = [generated(oracle, p, GREEDY.max_tokens) for p in prompts]
+    logits, longest = oracle_logits(oracle, prompts[-1]), len(prompts[-1])
     for quantization in ("none", "auto"):
         model = load(resolve(str(path)), native=False, dtype="float32", quantization=quantization)
         if model.shape.recurrent:
@@ -163,6 +164,8 @@ def _check(path: Path, oracle: Any) -> None:
         for prompt in prompts:
             ring.submit(prompt, GREEDY)
         assert [o.tokens for o in ring.run()] == want, quantization
+        found = Stepper(model).step([(Seq(prompts[-1]), longest)], every_row=True)
+        torch.testing.assert_close(found, logits, atol=1e-4 * float(logits.abs().max()), rtol=0)
 
 
 ALIASES = {"qwen2vl": "Qwen2ForCausalLM", "qwen3vl": "Qwen3ForCausalLM",
