@@ -22,6 +22,7 @@ from actorium.kernels.reference.apply_plan import table_addresses
 from actorium.kernels.reference.delta_rule import Heads
 from actorium.kernels.reference.delta_window import DeltaLayer
 from actorium.kernels.reference.sage import KeyMeans
+from actorium.kernels.reference.selective_scan import ScanInputs
 from actorium.kernels.reference.ssd import SSDSizes, split_inputs
 from actorium.kernels.sampling_tables import (
     WIDTH,
@@ -385,12 +386,32 @@ def mamba(states: torch.dtype) -> None:
                  empty(48, dtype=F32))
 
 
+def scan(states: torch.dtype) -> None:
+    """Jamba's, of prompts and of single tokens."""
+    channels, at = 8192, torch.zeros(64, dtype=I64)
+    wide, x = empty(64, 32, dtype=F32), empty(64, channels, dtype=F32)
+    inputs, a = ScanInputs(x, x, *wide.split(16, 1)), empty(channels, 16, dtype=F32)
+    held, skip = empty(99, 1, channels, 16, dtype=states), empty(channels, dtype=F32)
+    OPS.scan_extend(inputs, held, plan_ragged([ExtendRun(1, 64)], 4, CPU), a, skip)
+    OPS.scan_step(inputs, held, at, a, skip)
+
+
+def plain_convolution() -> None:
+    """LFM2's, without SiLU."""
+    x, plan = empty(200, 2048), plan_ragged([ExtendRun(1, 200)], 3, CPU)
+    columns, weight = empty(99, 2, 2048), empty(3, 2048, dtype=F32)
+    OPS.conv_tokens(x, columns, weight, plan, F32, None, False)
+    OPS.conv_step(x[:64], columns, torch.zeros(64, dtype=I64), weight, None, False)
+
+
 def recurrent() -> Iterator[Case]:
+    yield Case("conv LFM2", plain_convolution)
     for name, dtype in (("", F32), (", bf16 states", BF16)):
         yield Case(f"delta Qwen3.5-27B, q1{name}", partial(delta, 1, dtype))
         yield Case(f"delta Qwen3.5-27B, q3{name}", partial(delta, 3, dtype))
         yield Case(f"delta_extend Qwen3.5-27B{name}", partial(delta_chunks, dtype))
         yield Case(f"ssd_step Granite 4{name}", partial(mamba, dtype))
+        yield Case(f"scan Jamba{name}", partial(scan, dtype))
     for new in (1, 3):
         yield Case(f"delta Qwen3.5-9B, q{new}", partial(delta, new, F32, GDN_9B))
     yield Case("delta_extend Qwen3.5-9B", partial(delta_chunks, F32, GDN_9B))

@@ -10,11 +10,13 @@ from typing import NamedTuple
 from actorium.gpu.families.fp8_config import BLOCK
 from actorium.gpu.families.model_shape import (
     GATED,
+    ConvShape,
     DeltaShape,
     ExpertShape,
     LatentShape,
     MambaShape,
     ModelShape,
+    ScanShape,
 )
 from actorium.gpu.families.vision_shape import VisionShape
 from actorium.gpu.families.weight_formats import ONLINE, GroupedShape, WeightFormat
@@ -156,7 +158,7 @@ def attention_tensors(at: str, s: ModelShape) -> list[TensorSpec]:
         specs += [TensorSpec(f"{at}q_norm.weight", (s.q_size,)),
                   TensorSpec(f"{at}k_norm.weight", (s.kv_size,))]
     if s.qk_norm:
-        specs += [TensorSpec(f"{at}{name}_norm.weight", (s.head_dim,)) for name in ("q", "k")]
+        specs += [TensorSpec(f"{at}{name}.weight", (s.head_dim,)) for name in s.head_norms if name]
     return specs
 
 
@@ -215,12 +217,43 @@ def mamba_tensors(at: str, s: MambaShape, hidden: int) -> list[TensorSpec]:
                         segments=(s.inner, *xbc, s.heads)),
         TensorSpec(f"{at}conv1d.weight", (s.channels, 1, s.width), segments=xbc),
         *(TensorSpec(f"{at}{name}", (s.heads,), "float32") for name in ("dt_bias", "A_log", "D")),
-        TensorSpec(f"{at}norm.weight", (s.inner,)),
-        *linear_tensors(f"{at}out_proj", hidden, s.inner, s.proj_bias),
+        *linear_tensors(f"{at}out_proj", hidden, s.inner, s.out_bias),
     ]
-    if not s.conv_bias:
-        return specs
-    return [*specs, TensorSpec(f"{at}conv1d.bias", (s.channels,), segments=xbc)]
+    if s.norm != "none":
+        specs.append(TensorSpec(f"{at}norm.weight", (s.inner,)))
+    if s.conv_bias:
+        specs.append(TensorSpec(f"{at}conv1d.bias", (s.channels,), segments=xbc))
+    return specs
+
+
+def conv_tensors(at: str, s: ConvShape, hidden: int) -> list[TensorSpec]:
+    """A gated short convolution."""
+    specs = [
+        *linear_tensors(f"{at}in_proj", 3 * s.channels, hidden, s.bias,
+                        segments=(s.channels,) * 3),
+        TensorSpec(f"{at}conv.weight", (s.channels, 1, s.width)),
+        *linear_tensors(f"{at}out_proj", hidden, s.channels, s.bias),
+    ]
+    return [*specs, TensorSpec(f"{at}conv.bias", (s.channels,))] if s.bias else specs
+
+
+def scan_tensors(at: str, s: ScanShape, hidden: int) -> list[TensorSpec]:
+    """Mamba."""
+    specs = [
+        *linear_tensors(f"{at}in_proj", 2 * s.channels, hidden, s.proj_bias,
+                        segments=(s.channels, s.channels)),
+        TensorSpec(f"{at}conv1d.weight", (s.channels, 1, s.width)),
+        *linear_tensors(f"{at}x_proj", s.rank + 2 * s.state_dim, s.channels),
+        *linear_tensors(f"{at}dt_proj", s.channels, s.rank),
+        TensorSpec(f"{at}dt_proj.bias", (s.channels,), "float32"),
+        TensorSpec(f"{at}A_log", (s.channels, s.state_dim), "float32"),
+        TensorSpec(f"{at}D", (s.channels,), "float32"),
+        *linear_tensors(f"{at}out_proj", hidden, s.channels, s.proj_bias),
+    ]
+    if s.norms == "weighted":
+        specs += [TensorSpec(f"{at}{name}_layernorm.weight", (size,)) for name, size in (
+            ("dt", s.rank), ("b", s.state_dim), ("c", s.state_dim))]
+    return [*specs, TensorSpec(f"{at}conv1d.bias", (s.channels,))] if s.conv_bias else specs
 
 
 # --- MLPs ----------------------------------------------------------------------------------------
@@ -240,17 +273,28 @@ def mixture_tensors(at: str, hidden: int, s: ExpertShape) -> list[TensorSpec]:
     specs = [TensorSpec(f"{at}{s.names.router}.weight", (s.number, hidden)),
              *_experts(at, hidden, s)]
     if s.shared:
-        specs += dense_tensors(f"{at}shared_expert.", hidden, s.shared)
+        specs += dense_tensors(f"{at}{s.names.shared}", hidden, s.shared)
         specs.append(TensorSpec(f"{at}shared_expert_gate.weight", (1, hidden)))
     return specs
 
 
 def grouped_mixture_tensors(at: str, hidden: int, s: ExpertShape) -> list[TensorSpec]:
-    """A mixture whose experts are chosen by groups; scores are computed in float32."""
-    return [TensorSpec(f"{at}gate.weight", (s.number, hidden), "float32"),
-            TensorSpec(f"{at}gate.e_score_correction_bias", (s.number,), "float32"),
-            *_experts(at, hidden, s),
-            *dense_tensors(f"{at}shared_experts.", hidden, s.shared)]
+    """A mixture whose experts are chosen in float32. at: of the layer."""
+    names, at = s.names, f"{at}{s.names.at}"
+    specs = [TensorSpec(f"{at}{names.router}.weight", (s.number, hidden), "float32")]
+    if names.bias:
+        rows = (1, s.number) if names.bias_row else (s.number,)
+        specs.append(TensorSpec(f"{at}{names.bias}", rows, "float32"))
+    specs += _experts(at, hidden, s)
+    return [*specs, *dense_tensors(f"{at}{names.shared}", hidden, s.shared)] if s.shared else specs
+
+
+def layer_mlp_tensors(at: str, s: ModelShape, i: int) -> list[TensorSpec]:
+    """The MLP of the i-th layer, dense or a mixture. at: of the layer."""
+    if s.experts is None or not s.has_experts(i):
+        return dense_tensors(f"{at}{s.mlp_name}", s.hidden, s.intermediate)
+    mixture = grouped_mixture_tensors if s.routing else mixture_tensors
+    return mixture(at, s.hidden, s.experts)
 
 
 def _experts(at: str, hidden: int, s: ExpertShape) -> Iterable[TensorSpec]:

@@ -17,6 +17,7 @@ from actorium.gpu.families.architectures import mtp_names
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.tensor_specs import EMBED, FINAL_NORM, HEAD, layer_prefix
 from actorium.gpu.models.forward_context import (
+    NO_ATTENTION,
     ForwardContext,
     GroupContext,
     StatePlan,
@@ -84,7 +85,7 @@ class Layer:
     """One decoder layer."""
 
     mixer: Mixer
-    mlp: Mlp
+    mlp: Mlp | None
     eps: float
     mixer_norm: Tensor | None
     """See `LayerNorms`."""
@@ -96,6 +97,8 @@ class Layer:
         """The layer, written plainly; what runs is made of it by passes: see `LayerRun`."""
         y = self.mixer.forward(self.normed(hidden, self.mixer_norm), step)
         hidden = add(self.normed(y, self.mixer_out_norm), hidden)
+        if self.mlp is None:
+            return hidden
         y = self.mlp.forward(self.normed(hidden, self.mlp_norm))
         return add(self.normed(y, self.mlp_out_norm), hidden)
 
@@ -153,7 +156,7 @@ class Decoder(ABC):
         self.dtype = TORCH_DTYPES[shape.dtype]
         self.ops = select_ops(self.dtype, device, shape.head_dim, native, kernels,
                               attention.exact_states)
-        whole = LayerWeights(tensors, "", self.ops, shape.norm_plus_one, group)
+        whole = LayerWeights(tensors, "", self.ops, shape.norm_plus_one, group, device=device)
         # The largest first: what a layer is made of lies beside what was made before.
         self.embed, self.head = embedding_and_head(whole, shape)
         self.layers = [self.load_layer(whole.under(layer_prefix(i)), i)
@@ -174,7 +177,7 @@ class Decoder(ABC):
     def waits(self) -> bool:
         """Whether a step waits for the device, to read how its rows are routed to experts."""
         drafts = self.drafter is not None and self.drafter.waits
-        return drafts or any(layer.mlp.waits for layer in self.layers)
+        return drafts or any(layer.mlp is not None and layer.mlp.waits for layer in self.layers)
 
     @torch.inference_mode()
     def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[KVPagePool],
@@ -230,7 +233,7 @@ class Decoder(ABC):
         groups = [GroupContext(
                       own.kv_index, pool.layers, plan_attention(
                           own, pool.page_size, group.window, s.attention_scale, self.attention,
-                          s.attention_cap),
+                          s.attention_cap, s.chunked) if s.attention_layers else NO_ATTENTION,
                       pool.scales)
                   for own, pool, group in zip(batches, pools, s.groups, strict=True)]
         if recurrent is None or s.recurrence is None:
@@ -299,7 +302,7 @@ class MtpDrafter:
 
     @property
     def waits(self) -> bool:
-        return self.layer.mlp.waits
+        return self.layer.mlp is not None and self.layer.mlp.waits
 
     def forward(
         self, tokens: Tensor, hidden: Tensor, batch: ForwardBatch, pool: KVPagePool,
@@ -340,7 +343,8 @@ def load_drafter(model: Decoder, tensors: WeightTensors) -> MtpDrafter | None:
     """The drafter of these tensors, which are taken out of the dict; None where the shape has
     none."""
     s = model.shape
-    names, whole = mtp_names(s), LayerWeights(tensors, "", model.ops, s.norm_plus_one, model.group)
+    names, whole = mtp_names(s), LayerWeights(tensors, "", model.ops, s.norm_plus_one, model.group,
+                                              device=model.device)
     if names is None:
         return None
     return MtpDrafter(

@@ -56,22 +56,27 @@ class LayerWeights:
     """Tensors whose names begin with `prefix`; each is taken once."""
 
     def __init__(self, tensors: WeightTensors, prefix: str, ops: TorchOps, plus_one: bool,
-                 group: RankGroup = LoneRank(), beside: int = 1) -> None:
+                 group: RankGroup = LoneRank(), beside: int = 1,
+                 device: torch.device = torch.device("cpu")) -> None:
         """plus_one: norms multiply by 1 + weight; group: of ranks that share the model; beside: see
-        `parts`."""
+        `parts`; device: where what is made of no tensor lies."""
         self.tensors, self.prefix, self.ops, self.plus_one = tensors, prefix, ops, plus_one
-        self.group, self.beside = group, beside
+        self.group, self.beside, self.device = group, beside, device
 
     def under(self, prefix: str) -> LayerWeights:
         """Those with a longer prefix."""
-        return LayerWeights(self.tensors, self.prefix + prefix, self.ops, self.plus_one,
-                            self.group, self.beside)
+        return self.at(self.prefix + prefix)
+
+    def at(self, prefix: str) -> LayerWeights:
+        """Those with another prefix."""
+        return LayerWeights(self.tensors, prefix, self.ops, self.plus_one, self.group, self.beside,
+                            self.device)
 
     def parts(self) -> LayerWeights:
         """The same, of which each rank gives its part, its leaves side by side: for a mixture,
         which sums those of all its experts at once."""
         return LayerWeights(self.tensors, self.prefix, self.ops, self.plus_one,
-                            beside=self.group.leaves)
+                            beside=self.group.leaves, device=self.device)
 
     def mixture_sum(self) -> RankGroup | MixtureSum | None:
         """What sums `parts`; None: there is one."""

@@ -11,11 +11,10 @@ from functools import partial
 from torch import Tensor
 
 from actorium.gpu.families.model_shape import DeltaShape, ModelShape
-from actorium.gpu.families.tensor_specs import NORMS
 from actorium.gpu.models.attention import attention
-from actorium.gpu.models.decoder import Decoder, Layer, Mixer, Mlp
+from actorium.gpu.models.decoder import Decoder, Layer, Mixer
 from actorium.gpu.models.layer_weights import LayerWeights
-from actorium.gpu.models.mlp import dense, mixture, mixture_fused
+from actorium.gpu.models.mlp import dense, layer_mlp, mixture_fused
 from actorium.gpu.models.recurrent import delta_fused, gated_delta
 from actorium.gpu.weights.loader import Fused
 
@@ -65,6 +64,5 @@ class HybridLM(Decoder):
                                 s.recurrent.index(i))
         else:
             mixer = attention(w.under("self_attn."), s, i)
-        sparse = s.experts if s.has_experts(i) else None
-        mlp: Mlp = mixture(w, sparse) if sparse else dense(w.under("mlp."))
-        return Layer(mixer, mlp, s.norm_eps, *(w.norm(name) for name in NORMS))
+        return Layer(mixer, layer_mlp(w, s, i), s.norm_eps,
+                     *(w.norm(name) if name else None for name in s.layer_norms))

@@ -61,7 +61,7 @@ def add(x: Tensor, y: Tensor) -> Tensor:
 
 @operation
 def norm_qk(qkv: Tensor, mixer: Any) -> Tensor:
-    """What a product gave, queries and keys normed over all their heads together."""
+    """What a product gave, queries and keys normed over all their heads together, and cut off."""
     normed: Tensor = mixer.norm_qk(qkv)
     return normed
 

@@ -55,9 +55,12 @@ merged (PEFT), of a compiled model, of a distributed one."""
 NESTED = (("language_model.model.", "model."), ("model.language_model.", "model."),
           ("language_model.lm_head.", "lm_head."), ("model.visual.", "visual."),
           ("embed_tokens.", "model.embed_tokens."), ("layers.", "model.layers."),
-          ("norm.", "model.norm."))
+          ("norm.", "model.norm."), ("model.final_layernorm.", "model.norm."),
+          ("model.embedding_norm.", "model.norm."), ("backbone.norm_f.", "model.norm."),
+          ("backbone.embeddings.", "model.embed_tokens."), ("backbone.layers.", "model.layers."))
 """Where checkpoints of text and images have their language model, and what it is called alone; the
-tower; and what is called otherwise in those of a model without its head."""
+tower; what is called otherwise in those of a model without its head; and what some families call
+all but their layers' parts."""
 ADAPTER = ".lora_A."
 """Part of names in a checkpoint of an adapter."""
 

@@ -16,7 +16,7 @@ from actorium.kernels.ragged import Ragged
 from actorium.kernels.reference import sampling
 from actorium.kernels.reference.activation import gelu_mul, silu_mul
 from actorium.kernels.reference.apply_plan import apply_plan
-from actorium.kernels.reference.causal_conv import conv_extend, conv_step
+from actorium.kernels.reference.causal_conv import conv_extend, conv_step, conv_tokens
 from actorium.kernels.reference.delta_rule import delta_extend
 from actorium.kernels.reference.delta_window import DeltaLayer, delta_window
 from actorium.kernels.reference.experts import EachExpert, ExpertProducts, Experts
@@ -26,6 +26,7 @@ from actorium.kernels.reference.latent import HeadProducts
 from actorium.kernels.reference.logprobs import logprobs
 from actorium.kernels.reference.norm import rms_norm
 from actorium.kernels.reference.rope import apply_rope
+from actorium.kernels.reference.selective_scan import scan_extend, scan_step
 from actorium.kernels.reference.ssd import ssd_step
 from actorium.kernels.sampling_ops import SamplingOps
 from actorium.kernels.sampling_tables import RowLayout, SamplingTables
@@ -196,6 +197,9 @@ class TorchOps:
 
     conv_extend = staticmethod(conv_extend)
     conv_step = staticmethod(conv_step)
+    conv_tokens = staticmethod(conv_tokens)
+    scan_extend = staticmethod(scan_extend)
+    scan_step = staticmethod(scan_step)
 
     def delta_extend(self, p: Tensor, states: Tensor, columns: Tensor, plan: Ragged,
                      layer: DeltaLayer) -> Tensor:

@@ -19,7 +19,7 @@ from actorium.kernels.triton.activation import gelu_mul, silu_mul
 from actorium.kernels.triton.activation_fp8 import gelu_mul_fp8, silu_mul_fp8
 from actorium.kernels.triton.activation_int8 import gelu_mul_int8, silu_mul_int8
 from actorium.kernels.triton.apply_plan import apply_plan
-from actorium.kernels.triton.causal_conv import conv_extend, conv_step
+from actorium.kernels.triton.causal_conv import conv_extend, conv_step, conv_tokens
 from actorium.kernels.triton.commit import commit, commit_likeliest
 from actorium.kernels.triton.delta import delta_step, delta_window
 from actorium.kernels.triton.delta_extend import delta_extend
@@ -38,6 +38,7 @@ from actorium.kernels.triton.penalties import adjust
 from actorium.kernels.triton.rope import rotate_write
 from actorium.kernels.triton.scaled_experts import ScaledExperts
 from actorium.kernels.triton.scaled_mm import TritonScaledLinear
+from actorium.kernels.triton.selective_scan import scan_extend, scan_step
 from actorium.kernels.triton.skinny import fits
 from actorium.kernels.triton.skinny_linear import (
     Products,
@@ -95,6 +96,9 @@ class TritonOps(TorchOps):
     rotate_write = staticmethod(rotate_write)
     conv_extend = staticmethod(conv_extend)
     conv_step = staticmethod(conv_step)
+    conv_tokens = staticmethod(conv_tokens)
+    scan_extend = staticmethod(scan_extend)
+    scan_step = staticmethod(scan_step)
     delta_extend = staticmethod(delta_extend)
     delta_step = staticmethod(delta_step)
     delta_window = staticmethod(delta_window)

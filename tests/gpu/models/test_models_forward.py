@@ -20,6 +20,19 @@ QWEN2_MOE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size"
              "shared_expert_intermediate_size": 48}
 GRANITE_MOE = {"attention_multiplier": 0.1, "residual_multiplier": 0.22,
                "embedding_multiplier": 12.0, "logits_scaling": 8.0}
+MINISTRAL3 = {**YARN, "original_max_position_embeddings": 8, "mscale": 1.3, "mscale_all_dim": 1.3,
+              "llama_4_scaling_beta": 0.3}
+GROUPED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
+           "n_shared_experts": 1, "moe_intermediate_size": 24, "first_k_dense_replace": 1,
+           "routed_scaling_factor": 1.5}
+LATENT = {"kv_lora_rank": 32, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
+          "v_head_dim": 12, "num_key_value_heads": 4, "head_dim": 8}
+LLAMA4 = {"intermediate_size_mlp": 80, "interleave_moe_layer_step": 2, "num_local_experts": 5,
+          "attention_chunk_size": 64, "floor_scale": 7, "no_rope_layer_interval": 3}
+INDEXER = {"index_topk": 50, "index_head_dim": 16, "index_n_heads": 2}
+MINIMAX = {"num_local_experts": 5, "num_experts_per_tok": 2}
+ERNIE = {"moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 24}
+OLMOE = {"num_experts": 5, "num_experts_per_tok": 2}
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("llama", "LlamaForCausalLM", {}),
     ("llama-mha-tied", "LlamaForCausalLM",
@@ -112,6 +125,69 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
      {"sliding_window": 9, "sliding_window_pattern": 3, "num_hidden_layers": 4}),
     ("exaone4-no-windows", "Exaone4ForCausalLM", {"sliding_window": None, "layer_types":
                                                   ["full_attention"] * 3}),
+    ("olmoe", "OlmoeForCausalLM", {**OLMOE, "clip_qkv": 0.9}),
+    ("olmoe-odd", "OlmoeForCausalLM",
+     {**OLMOE, "norm_topk_prob": True, "attention_bias": True, "tie_word_embeddings": True,
+      "num_key_value_heads": 1, "intermediate_size": 40}),
+    ("granite-moe-shared", "GraniteMoeSharedForCausalLM",
+     {**GRANITE_MOE, "shared_intermediate_size": 40, "attention_bias": True}),
+    ("granite-moe-not-shared", "GraniteMoeSharedForCausalLM", GRANITE_MOE),
+    ("ministral3", "Ministral3ForCausalLM", {"rope_parameters": MINISTRAL3}),
+    ("ministral3-window-tied", "Ministral3ForCausalLM",
+     {"rope_parameters": {**MINISTRAL3, "mscale_all_dim": 0.6, "llama_4_scaling_beta": 0.7},
+      "sliding_window": 9, "tie_word_embeddings": True, "num_key_value_heads": 1}),
+    ("glm4-moe", "Glm4MoeForCausalLM", {**GROUPED, "use_qk_norm": True}),
+    ("glm4-moe-odd", "Glm4MoeForCausalLM",
+     {**GROUPED, "attention_bias": True, "norm_topk_prob": False, "n_group": 1, "topk_group": 1,
+      "first_k_dense_replace": 0, "n_shared_experts": 2, "tie_word_embeddings": True,
+      "rope_parameters": {"rope_type": "default", "rope_theta": 500.0,
+                          "partial_rotary_factor": 0.25}}),
+    ("minimax-m2", "MiniMaxM2ForCausalLM", {**MINIMAX, "rotary_dim": 8}),
+    ("minimax-m2-odd", "MiniMaxM2ForCausalLM",
+     {**MINIMAX, "num_experts_per_tok": 1, "num_key_value_heads": 1, "head_dim": 24,
+      "tie_word_embeddings": True}),
+    ("ernie4.5", "Ernie4_5ForCausalLM", {"head_dim": 24}),
+    ("ernie4.5-bias-tied", "Ernie4_5ForCausalLM",
+     {"use_bias": True, "tie_word_embeddings": True, "num_key_value_heads": None}),
+    ("ernie4.5-moe", "Ernie4_5_MoeForCausalLM", {**ERNIE, "moe_norm_min": 0.5}),
+    ("ernie4.5-moe-odd", "Ernie4_5_MoeForCausalLM",
+     {**ERNIE, "moe_num_shared_experts": 0, "moe_layer_start_index": 0, "moe_layer_end_index": 3,
+      "moe_layer_interval": 2, "num_hidden_layers": 5, "tie_word_embeddings": True}),
+    ("hunyuan", "HunYuanDenseV1ForCausalLM", {}),
+    ("hunyuan-alpha-bias", "HunYuanDenseV1ForCausalLM",
+     {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "alpha": 40.0,
+                          "factor": 1.0}, "attention_bias": True, "tie_word_embeddings": True,
+      "num_key_value_heads": 1}),
+    ("hunyuan-yarn", "HunYuanDenseV1ForCausalLM", {"rope_parameters": YARN}),
+    ("hunyuan-moe", "HunYuanMoEV1ForCausalLM", {"num_experts": 5, "moe_topk": [2, 2, 2]}),
+    ("dots1", "Dots1ForCausalLM", {**GROUPED, "sliding_window": 9, "max_window_layers": 1}),
+    ("dots1-no-windows", "Dots1ForCausalLM",
+     {**GROUPED, "sliding_window": None, "norm_topk_prob": True, "attention_bias": True}),
+    ("deepseek-v2", "DeepseekV2ForCausalLM",
+     {**LATENT, **GROUPED, "topk_method": "group_limited_greedy", "routed_scaling_factor": 2.5}),
+    ("deepseek-v2-lite", "DeepseekV2ForCausalLM",
+     {**LATENT, **GROUPED, "q_lora_rank": None, "first_k_dense_replace": 0, "attention_bias": True,
+      "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3}}),
+    ("mistral4", "Mistral4ForCausalLM",
+     {**LATENT, **GROUPED, "head_dim": 24, "rope_parameters": MINISTRAL3}),
+    ("mistral4-odd", "Mistral4ForCausalLM",
+     {**LATENT, **GROUPED, "head_dim": 24, "q_lora_rank": None, "first_k_dense_replace": 0,
+      "n_group": 1, "topk_group": 1, "norm_topk_prob": False, "rope_interleave": False,
+      "attention_bias": True,
+      "rope_parameters": {**MINISTRAL3, "mscale": 0.7, "llama_4_scaling_beta": 0.7}}),
+    ("deepseek-v3.2", "DeepseekV32ForCausalLM", {**LATENT, **GROUPED, **INDEXER}),
+    ("glm-5", "GlmMoeDsaForCausalLM",
+     {**LATENT, **GROUPED, **INDEXER, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    ("glm4-moe-lite", "Glm4MoeLiteForCausalLM",
+     {**LATENT, **GROUPED, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    ("llama4", "Llama4ForCausalLM", LLAMA4),
+    ("llama4-odd", "Llama4ForCausalLM",
+     {**LLAMA4, "use_qk_norm": False, "num_experts_per_tok": 3, "attention_bias": True,
+      "no_rope_layers": [0, 1, 1], "moe_layers": [0, 2], "attn_scale": 0.5,
+      "rope_parameters": LLAMA3, "tie_word_embeddings": True, "num_key_value_heads": 1}),
+    ("flex-olmo", "FlexOlmoForCausalLM", OLMOE),
+    ("flex-olmo-bias", "FlexOlmoForCausalLM",
+     {**OLMOE, "norm_topk_prob": True, "attention_bias": True, "tie_word_embeddings": True}),
 ]
 LENGTHS = (1, 33, 5, 18, 18, 7)
 
@@ -202,7 +278,25 @@ def test_nan_stays_in_its_own_sequence(tmp_path: Path) -> None:
                                       "num_experts_per_tok": 5, "head_dim": 32},
                                      {**GRANITE_MOE, "architecture": "GraniteMoeForCausalLM",
                                       "num_experts_per_tok": 8},
-                                     {"architecture": "Exaone4ForCausalLM", "sliding_window": 9}])
+                                     {"architecture": "Exaone4ForCausalLM", "sliding_window": 9},
+                                     {"architecture": "OlmoeForCausalLM", "num_experts": 4,
+                                      "num_experts_per_tok": 4, "clip_qkv": 0.9},
+                                     {**GRANITE_MOE, "architecture":
+                                      "GraniteMoeSharedForCausalLM", "num_experts_per_tok": 8,
+                                      "shared_intermediate_size": 64},
+                                     {"architecture": "Ministral3ForCausalLM", "head_dim": 32,
+                                      "rope_parameters": MINISTRAL3},
+                                     {**GROUPED, "architecture": "Glm4MoeForCausalLM",
+                                      "use_qk_norm": True, "head_dim": 32, "topk_group": 4,
+                                      "num_experts_per_tok": 8},
+                                     {**LLAMA4, "architecture": "Llama4ForCausalLM",
+                                      "attention_chunk_size": 32, "num_experts_per_tok": 5,
+                                      "head_dim": 32},
+                                     {**LATENT, **GROUPED, "topk_group": 4, "n_routed_experts": 4,
+                                      "architecture": "DeepseekV2ForCausalLM",
+                                      "num_experts_per_tok": 4},
+                                     {"architecture": "HunYuanDenseV1ForCausalLM",
+                                      "head_dim": 32}])
 def test_bf16_stays_near_fp32(tmp_path: Path, native: bool, options: dict[str, Any]) -> None:
     """Mixed steps in bf16, with the C kernels and without, against the same weights in fp32."""
     write_checkpoint(tmp_path, dtype=torch.bfloat16, **options)
