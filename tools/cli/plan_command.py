@@ -106,7 +106,7 @@ def make_report(config: Config, options: PlanOptions) -> PlanReport:
     shape = shape_from_config(unquantized(raw) if other else raw, where, config.model.dtype,
                               config.model.max_model_len, config.model.quantization,
                               config.model.quantization_group, config.model.quantization_head,
-                              config.model.language_model_only)
+                              config.model.language_model_only, config.model.model_impl)
     part, demand = as_served(shape.split(config.device.tensor_parallel_size), demand_of(config))
     on_cpu = config.device.device == "cpu" or (config.device.device == "auto" and options.memory is
                                                None and options.gpu_memory is None)
@@ -164,7 +164,7 @@ def _weights(options: PlanOptions, part: ModelShape, raw: dict[str, Any],
              where: Path) -> BytesBeside:
     if options.weights is not None:
         return BytesBeside("weights", size(options.weights, "--weights"), "as given by --weights")
-    found = weights.checkpoint_bytes(where.parent)
+    found = models.checkpoint_bytes(where.parent)
     if otherwise_quantized(raw):
         if found is None:
             raise BadConfig("--weights: the checkpoint is quantized and its safetensors index is "

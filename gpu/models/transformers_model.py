@@ -1,0 +1,435 @@
+"""A model that transformers' own class runs, over our pages.
+
+The class gets a step as one row of all its tokens, with their positions; what it asks of attention
+goes through transformers' attention interface to the pages and the backend that our own layers use.
+Before any weight is read, the class is run once without them (on torch's meta device), and each
+call of attention is looked at: its heads, scale and cap, and which tokens its mask lets it see,
+since the mask and no argument is what transformers' own attention obeys. So the shape follows from
+what the class does, and what pages cannot serve is refused by name. Once the weights are there, a
+token is changed to see that nothing but attention brings tokens together."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from actorium.actors.config.tree import Config
+from actorium.actors.errors import BadConfig, BadModel
+from actorium.actors.models.gguf_folder import gguf_source
+from actorium.gpu.attention.backend_choice import StepAttention, select_attention
+from actorium.gpu.families.architectures import unsupported
+from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.families.transformers_config import any_decoder
+from actorium.gpu.models.decoder import ServedModel
+from actorium.gpu.models.forward_context import GroupContext
+from actorium.gpu.step.batch import ForwardBatch
+from actorium.gpu.step.pools import KVPagePool
+from actorium.gpu.step.states import RecurrentBatch
+from actorium.gpu.weights.dtypes import TORCH_DTYPES
+from actorium.gpu.weights.loader import Progress, checkpoint_files
+from actorium.kernels.reference.kv import write_kv
+
+LOG = logging.getLogger("actorium.model")
+PAGED, TRACED = "actorium", "actorium_traced"
+"""Our names in transformers' interfaces: only under the second one it makes masks."""
+TOKENS = 5
+"""Of the row with which a class is tried."""
+IGNORED = {"dropout", "scaling", "sliding_window", "softcap", "is_causal", "position_ids",
+           "use_cache", "cache_position", "output_attentions", "output_hidden_states",
+           "output_router_logits", "logits_to_keep", "return_dict", "attention_dropout",
+           "num_items_in_batch", "position_embeddings"}
+"""Arguments of attention that say nothing which its mask, its shapes or `AttentionCall` do not."""
+MIXED = 0.01
+"""Relative change of a row by that of the token before it: more is no rounding."""
+
+
+class AttentionCall(NamedTuple):
+    """One call of attention in a forward pass."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int
+    """Tokens that a query sees, itself included; 0 = all."""
+    scale: float
+    cap: float
+
+
+Handler = Callable[..., tuple[Tensor, None]]
+_current = threading.local()
+"""`handler`: what serves calls of attention in this thread."""
+
+
+def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
+            attention_mask: Any = None, **options: Any) -> tuple[Tensor, None]:
+    """What transformers calls. query: [1, H, T, D]; key, value: [1, KVH, T, D] -> [1, T, H, D]."""
+    answer: tuple[Tensor, None] = _current.handler(module, query, key, value, attention_mask,
+                                                   **options)
+    return answer
+
+
+@contextmanager
+def _handled_by(handler: Handler) -> Iterator[None]:
+    _current.handler = handler
+    try:
+        yield
+    finally:
+        del _current.handler
+
+
+class TransformersModel(ServedModel):
+    """A class of transformers with its weights. Rows are those after its final norm."""
+
+    no_graphs = "the model's class is transformers', which is run operation by operation"
+
+    def __init__(self, shape: ModelShape, device: torch.device, attention: StepAttention,
+                 model: Any, calls: Sequence[AttentionCall], native: bool, kernels: str) -> None:
+        """model: of transformers, for text generation; calls: of one forward pass."""
+        import transformers
+
+        super().__init__(shape, device, attention, native, kernels)
+        self.layers_by = f"transformers {transformers.__version__}"
+        self._body, self._head = _body_and_head(model)
+        self._places = [(*shape.group_and_index(i), call.scale / shape.attention_scale)
+                        for i, call in enumerate(calls)]
+
+    @property
+    def waits(self) -> bool:
+        return False
+
+    @torch.inference_mode()
+    def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[KVPagePool],
+                recurrent: RecurrentBatch | None = None) -> Tensor:
+        batch = batches[0]
+        whole = [replace(own, all_rows=True) for own in batches]
+        groups, places = self.group_contexts(whole, pools), iter(self._places)
+
+        def attend(_: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any,
+                   **options: Any) -> tuple[Tensor, None]:
+            group, index, scale = next(places)
+            return self._attend(groups[group], index, scale, query, key, value), None
+
+        with _handled_by(attend):
+            hidden: Tensor = self._body(input_ids=batch.tokens[None], use_cache=False,
+                                        position_ids=batch.turned_to[None]).last_hidden_state[0]
+        if next(places, None) is not None:
+            raise RuntimeError(f"{self.shape.architecture}: fewer calls of attention than before")
+        return hidden if batch.all_rows else hidden.index_select(0, batch.logit_rows)
+
+    def _attend(self, group: GroupContext, index: int, scale: float, query: Tensor, key: Tensor,
+                value: Tensor) -> Tensor:
+        pages, scales = group.layer(index, None)
+        kv = torch.cat((key, value), 1)[0].transpose(0, 1).to(self.dtype)
+        write_kv(pages, kv, group.kv_index, scales)
+        q = (query if scale == 1 else query * scale)[0].transpose(0, 1).to(self.dtype)
+        return group.plan.attend(q.contiguous(), pages, None, scales)[None]
+
+    @torch.inference_mode()
+    def logits(self, rows: Tensor) -> Tensor:
+        return self._head(rows).float()
+
+    def norm_rows(self, rows: Tensor) -> Tensor:
+        return rows
+
+    def head_logits(self, normed: Tensor) -> Tensor:
+        return self.logits(normed)
+
+
+class _BodyOutput:
+    """What a body gives: its rows, and None for all else that a class may ask it for."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.last_hidden_state = rows
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return (self.last_hidden_state,)[index]
+
+
+class _GivenRows(nn.Module):
+    """Stands in a model where its body was: gives rows that were computed before, so that the
+    model's own code makes logits of them, with all it does to these."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: Tensor | None = None
+
+    @property
+    def decoder(self) -> _GivenRows:
+        """OPT calls its body's."""
+        return self
+
+    def forward(self, *_: Any, **__: Any) -> _BodyOutput:
+        assert self.rows is not None
+        return _BodyOutput(self.rows)
+
+
+def _body_and_head(model: Any) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    """What gives hidden rows, and what makes logits of them, [R, hidden] -> [R, vocab]."""
+    given, body = _GivenRows(), getattr(model, model.base_model_prefix)
+    setattr(model, model.base_model_prefix, given)
+
+    def head(rows: Tensor) -> Tensor:
+        given.rows = rows[None]
+        logits: Tensor = model(inputs_embeds=given.rows, use_cache=False).logits[0]
+        given.rows = None
+        return logits
+
+    return body, head
+
+
+# --- Loading -------------------------------------------------------------------------------------
+
+def load_transformers(path: Path, config: Config, device: torch.device, shape: ModelShape,
+                      progress: Progress) -> TransformersModel:
+    """The model at `path`, ready on the device. shape: as `read_shape` has it. Raises `BadModel`
+    and `BadConfig`, before weights are read where the class or a flag is at fault."""
+    where = path / "config.json"
+    _require_flags(config)
+    kind = _class_of(shape.architecture, where)
+    if gguf_source(path) is not None:
+        raise BadModel(f"{path}: transformers' classes (--model-impl) are not served from GGUF")
+    full = _completed(kind, path)
+    raw = {**full.to_dict(), "architectures": [shape.architecture]}
+    raw["dtype"] = shape.dtype
+    shape = replace(any_decoder(raw, where, shape.dtype), max_model_len=shape.max_model_len)
+    _require_fixed_ropes(full, shape, where)
+    dtype = TORCH_DTYPES[shape.dtype]
+    calls, vocab = _traced(kind, full, dtype, shape.max_model_len, where)
+    shape = _shape_of(calls, replace(shape, vocab_size=vocab), where)
+    attention = select_attention(shape, config, device)
+    if config.model.load_format == "dummy":
+        model = _random(kind, full, dtype, device, config.model.seed)
+        progress("dummy", 1, 1)
+    else:
+        checkpoint_files(path)  # says what is wrong with an index or a file
+        progress("transformers", 0, 1)
+        model = _read(kind, full, dtype, path).to(device)
+        progress("transformers", 1, 1)
+    model.eval().requires_grad_(False)
+    made = TransformersModel(shape, device, attention, model, calls, config.device.native_kernels,
+                             config.device.kernels)
+    if _mixes(made):
+        raise BadModel(f"{where}: {shape.architecture} brings tokens together outside attention, "
+                       "which transformers' classes (--model-impl) are not served with")
+    LOG.info("%s is run by the class of %s: slower than classes of ours, without passes and graphs",
+             shape.architecture, made.layers_by)
+    return made
+
+
+def _require_flags(config: Config) -> None:
+    device, why = config.device, "models that transformers' classes run (--model-impl)"
+    for field, wrong, says in (
+            ("passes", device.passes not in ("auto", "none", "all"), f"{why} have none"),
+            ("dump_passes", device.dump_passes is not None, f"{why} have no passes"),
+            ("exact", device.exact == "on", f"{why} are not exact (--exact auto serves them)"),
+            ("exact_ranks", device.exact_ranks != 1, f"{why} are not exact")):
+        if wrong:
+            raise BadConfig(f"{field}: {says}", f"device.{field}")
+
+
+def _class_of(name: str, where: Path) -> Any:
+    """The class of transformers. Raises `BadModel` where it cannot be served."""
+    import transformers
+
+    kind = getattr(transformers, name)
+    if not getattr(kind, "_supports_attention_backend", False):
+        raise BadModel(f"{where}: {unsupported(name)}; nor is it by transformers' class "
+                       "(--model-impl), which does not support its attention interface")
+    return kind
+
+
+def _register() -> None:
+    """Makes our names known to transformers, and keeps it quiet."""
+    import transformers
+
+    transformers.AttentionInterface.register(PAGED, _attend)
+    transformers.AttentionInterface.register(TRACED, _attend)
+    transformers.AttentionMaskInterface.register(TRACED, _window_of)
+    transformers.utils.logging.set_verbosity(logging.CRITICAL)
+    transformers.utils.logging.disable_progress_bar()
+
+
+def _completed(kind: Any, path: Path) -> Any:
+    """The config with all that the class adds to it. Raises `BadModel`."""
+    _register()
+    try:
+        return kind.config_class.from_pretrained(str(path), local_files_only=True)
+    except Exception as error:
+        raise BadModel(f"{path / 'config.json'}: transformers: {_line(error)}") from error
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def _read(kind: Any, full: Any, dtype: torch.dtype, path: Path) -> Any:
+    """The model of transformers with the checkpoint's weights. Raises `BadModel`."""
+    try:
+        model, info = kind.from_pretrained(
+            str(path), config=full, dtype=dtype, attn_implementation=PAGED, local_files_only=True,
+            use_safetensors=True, output_loading_info=True)
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        raise BadModel(f"{path}: transformers cannot load it: {_line(error)}") from error
+    if missing := sorted(info["missing_keys"]):
+        raise BadModel(f"{path}: no tensor {missing[0]}"
+                       + (f", and {len(missing) - 1} more" if len(missing) > 1 else ""))
+    return model
+
+
+def _random(kind: Any, full: Any, dtype: torch.dtype, device: torch.device, seed: int) -> Any:
+    """The model with random weights, as its class draws them."""
+    cards = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(cards), torch.device(device):
+        torch.manual_seed(seed)
+        return kind._from_config(full, dtype=dtype, attn_implementation=PAGED)
+
+
+def _require_fixed_ropes(full: Any, shape: ModelShape, where: Path) -> None:
+    """Raise `BadModel` where a rope's frequencies follow the longest sequence of a step: what a
+    sequence's keys were turned by would depend on its neighbours."""
+    text = full.get_text_config()
+    given = getattr(text, "rope_parameters", None) or {}
+    limit = getattr(text, "max_position_embeddings", None) or shape.max_model_len
+    for own in (given, *(part for part in given.values() if isinstance(part, dict))):
+        kind = own.get("rope_type")
+        most = limit if kind == "dynamic" else own.get("original_max_position_embeddings") or \
+            getattr(text, "original_max_position_embeddings", None) or limit
+        if kind in ("dynamic", "longrope") and shape.max_model_len > most:
+            raise BadModel(f"{where}: rope_type: {kind} beyond {most} tokens is not served by "
+                           f"transformers' classes (--max-model-len {most} serves it)")
+
+
+# --- What a class does ---------------------------------------------------------------------------
+
+class _Window(NamedTuple):
+    """Given to the class in the place of a mask."""
+
+    tokens: int
+    """0 = all."""
+
+
+class _Unserved(Exception):
+    """The class asks for what pages cannot serve."""
+
+
+def _window_of(mask_function: Callable[..., Tensor], config: Any, **_: Any) -> _Window:
+    """The window of a mask, which `mask_function` (batch, head, query, key) is. Asked at a few
+    places, since transformers has no other masks than those that it is made of."""
+    length, cpu = _current.length, torch.device("cpu")
+    keys, zero = torch.arange(length, device=cpu), torch.tensor(0, device=cpu)
+
+    def seen(query: int) -> Tensor:
+        return mask_function(zero, zero, torch.tensor(query, device=cpu), keys).expand(length)
+
+    window = int(seen(length - 1).sum())
+    for query in {0, 1, length // 2, length - 2, length - 1}:
+        if not torch.equal(seen(query), (keys <= query) & (keys > query - window)):
+            raise _Unserved("its masks are neither causal nor sliding windows")
+    return _Window(0 if window == length else window)
+
+
+def _traced(kind: Any, full: Any, dtype: torch.dtype, length: int, where: Path
+            ) -> tuple[list[AttentionCall], int]:
+    """The calls of attention in a forward pass of the class, in order; and the width of its logits.
+    length: of the longest sequence. Raises `BadModel`."""
+    calls: list[AttentionCall] = []
+
+    def attend(_: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any,
+               **options: Any) -> tuple[Tensor, None]:
+        calls.append(_call_of(query, key, value, mask, options))
+        return query.transpose(1, 2).contiguous(), None
+
+    _current.length = max(length, TOKENS)
+    try:
+        with torch.device("meta"):
+            # Of the ways to run experts the one in which no shape follows from the numbers.
+            model = kind._from_config(full, dtype=dtype, attn_implementation=TRACED,
+                                      experts_implementation="batched_mm")
+            ids = torch.zeros((1, TOKENS), dtype=torch.long)
+            places, mask = torch.arange(TOKENS)[None], torch.ones((1, TOKENS), dtype=torch.bool)
+            body, head = _body_and_head(model.eval())
+            with _handled_by(attend), torch.inference_mode():
+                rows = body(input_ids=ids, attention_mask=mask, position_ids=places,
+                            use_cache=False).last_hidden_state[0]
+                return calls, head(rows).shape[-1]
+    except _Unserved as error:
+        why = str(error)
+    except Exception as error:
+        why = f"it cannot be run without its weights ({_line(error)})"
+    raise BadModel(f"{where}: {kind.__name__} is not served by transformers' class "
+                   f"(--model-impl): {why}")
+
+
+def _call_of(query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict[str, Any]
+             ) -> AttentionCall:
+    (_, heads, tokens, width), kv_heads = query.shape, key.shape[1]
+    if not isinstance(mask, _Window):
+        raise _Unserved("it has attention without transformers' masks")
+    for name in ("s_aux", "sinks"):
+        if options.get(name) is not None:
+            raise _Unserved(f"its attention has sinks ({name})")
+    if more := sorted(name for name, own in options.items() if own is not None
+                      and own is not False and name not in IGNORED):
+        raise _Unserved(f"its attention takes {', '.join(more)}")
+    if key.shape != value.shape or key.shape[3] != width:
+        raise _Unserved(f"its values have heads of {value.shape[3]} numbers, its queries of {width}"
+                        " (attention over latents)")
+    if key.shape[2] != tokens or heads % kv_heads:
+        raise _Unserved("its attention is not over keys and values of the same tokens")
+    scale = options.get("scaling")
+    return AttentionCall(heads, kv_heads, width, mask.tokens,
+                         width**-0.5 if scale is None else float(scale),
+                         float(options.get("softcap") or 0.0))
+
+
+def _shape_of(calls: list[AttentionCall], shape: ModelShape, where: Path) -> ModelShape:
+    """The shape with what attention is. Each call has pages of its own: some layers attend twice.
+    Raises `BadModel`."""
+    why = ""
+    if len(calls) < shape.layers:
+        why = f"{shape.layers - len(calls)} of its {shape.layers} layers have no attention"
+    elif len({call[:3] for call in calls}) > 1:
+        why = "the heads of its layers differ in number or size"
+    elif len({call.cap for call in calls}) > 1:
+        why = "the caps of its layers' scores differ"
+    if why:
+        raise BadModel(f"{where}: {shape.architecture} is not served by transformers' class "
+                       f"(--model-impl): {why}")
+    first = calls[0]
+    return replace(shape, layers=len(calls), heads=first.heads, kv_heads=first.kv_heads,
+                   head_dim=first.head_dim, windows=tuple(call.window for call in calls),
+                   attention_scale=first.scale, attention_cap=first.cap)
+
+
+def _mixes(model: TransformersModel) -> bool:
+    """Whether a token changes what is computed of the next one though attention, here to themselves
+    alone, does not bring them together: as convolutions and shifts do."""
+    vocab, repeats = model.shape.vocabulary, model.shape.heads // model.shape.kv_heads
+
+    def alone(_: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any,
+              **options: Any) -> tuple[Tensor, None]:
+        return value.repeat_interleave(repeats, 1).transpose(1, 2).contiguous(), None
+
+    def changed(first: int) -> bool:
+        with _handled_by(alone), torch.inference_mode():
+            before, after = (model._body(
+                input_ids=torch.tensor([[token, *(i % vocab for i in range(3, 7))]],
+                                       device=model.device),
+                position_ids=torch.arange(TOKENS, device=model.device)[None], use_cache=False,
+            ).last_hidden_state[0, 1].float() for token in (first % vocab, (first + 1) % vocab))
+        return bool((after - before).norm() > MIXED * before.norm())
+
+    return changed(0) and changed(1)
