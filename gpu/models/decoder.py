@@ -116,7 +116,7 @@ class LayerRun(NamedTuple):
     """On from there; of what is carried, the rows that the middle gave."""
 
 
-class ServedModel(ABC):
+class LoadedModel(ABC):
     """A model with its weights on one device, as the worker and its steps use it."""
 
     no_graphs = ""
@@ -180,7 +180,7 @@ class ServedModel(ABC):
                 for own, pool, group in zip(batches, pools, s.groups, strict=True)]
 
 
-class Decoder(ServedModel):
+class Decoder(LoadedModel):
     """A decoder of our own layers. A family says which tensors a layer has, and makes the layer of
     them."""
 
@@ -207,7 +207,7 @@ class Decoder(ServedModel):
         group: RankGroup = LoneRank(),
     ) -> None:
         """tensors: as `model_tensors` names them; they are taken out of the dict, but for those of
-        the layer that drafts. The others: see `ServedModel`; of a group, they are this rank's."""
+        the layer that drafts. The others: see `LoadedModel`; of a group, they are this rank's."""
         super().__init__(shape, device, attention, native, kernels, group)
         whole = LayerWeights(tensors, "", self.ops, shape.norm_plus_one, group)
         # The largest first: what a layer is made of lies beside what was made before.

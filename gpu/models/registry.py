@@ -30,7 +30,7 @@ from actorium.gpu.families.llama_config import causal_layer
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.quant_config import stored_weights
 from actorium.gpu.families.qwen_hybrid_config import hybrid_layer
-from actorium.gpu.models.decoder import Decoder, ServedModel, load_drafter
+from actorium.gpu.models.decoder import Decoder, LoadedModel, load_drafter
 from actorium.gpu.models.deepseek import DeepseekLM
 from actorium.gpu.models.granite import GraniteLM
 from actorium.gpu.models.llama import CausalLM, HybridLM
@@ -58,7 +58,7 @@ MODELS = {name: OF_LAYERS[own.layer] for name, own in ARCHITECTURES.items()}
 
 
 def load_model(path: Path, config: Config, device: torch.device, progress: Progress,
-               group: RankGroup = LoneRank(), choose: ChoosePasses = keep_all) -> ServedModel:
+               group: RankGroup = LoneRank(), choose: ChoosePasses = keep_all) -> LoadedModel:
     """The model at `path`, ready on the device; with the layer that drafts where it is asked for,
     or, by `auto`, where the checkpoint has it. Of a group of several ranks, this rank's part.
 

@@ -29,7 +29,7 @@ from actorium.gpu.attention.backend_choice import StepAttention, select_attentio
 from actorium.gpu.families.architectures import unsupported
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.transformers_config import any_decoder
-from actorium.gpu.models.decoder import ServedModel
+from actorium.gpu.models.decoder import LoadedModel
 from actorium.gpu.models.forward_context import GroupContext
 from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.step.pools import KVPagePool
@@ -86,7 +86,7 @@ def _handled_by(handler: Handler) -> Iterator[None]:
         del _current.handler
 
 
-class TransformersModel(ServedModel):
+class TransformersModel(LoadedModel):
     """A class of transformers with its weights. Rows are those after its final norm."""
 
     no_graphs = "the model's class is transformers', which is run operation by operation"

@@ -29,7 +29,7 @@ from actorium.gpu.families.architectures import read_shape
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.graphs.capture import ReportPhase
 from actorium.gpu.graphs.decode_graphs import why_eager
-from actorium.gpu.models.decoder import ServedModel
+from actorium.gpu.models.decoder import LoadedModel
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.parallel.rank_group import ALONE, LoneRank, RankGroup, RankPlace, StepGate
 from actorium.gpu.parallel.torch_group import open_group
@@ -131,7 +131,7 @@ def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
 
 
 def _load(config: Config, device: torch.device, report: ReportPhase, group: RankGroup
-          ) -> ServedModel:
+          ) -> LoadedModel:
     """The model with its weights; what the config alone rules out is refused before it loads."""
     path = resolve(config.model.model)
     shape = read_shape(path, config).split(group.place.size)
@@ -254,7 +254,7 @@ def _warm_up(config: Config, runner: ModelRunner, footprint: Footprint,
 
 # --- the start report ----------------------------------------------------------------------------
 
-def summarize(config: Config, model: ServedModel, runner: ModelRunner, plan: MemoryPlan,
+def summarize(config: Config, model: LoadedModel, runner: ModelRunner, plan: MemoryPlan,
               footprint: Footprint, graphs: Graphs, device: str) -> WorkerInfo:
     """What was loaded and allocated, for the engine's start report. device: its name; graphs: those
     that were captured."""
@@ -303,6 +303,7 @@ def _why_none(config: Config, runner: ModelRunner) -> str:
     return why_eager(runner.model, runner.arrays.device).decodes
 
 
-def _kernels(model: ServedModel) -> str:
+def _kernels(model: LoadedModel) -> str:
     name = str(getattr(model.ops, "name", "torch"))
-    return model.layers_by or KERNELS.get(name, name)
+    return f"{model.layers_by} (slower than classes of ours)" if model.layers_by else KERNELS.get(
+        name, name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from actorium.actors.errors import BadConfig
 from actorium.gpu.attention.attention_backend import NativeAttention, TritonAttention
-from actorium.gpu.models.decoder import Decoder, ServedModel
+from actorium.gpu.models.decoder import Decoder, LoadedModel
 from actorium.gpu.models.deepseek import GroupedMixture
 from actorium.gpu.models.recurrent import GatedDelta, Mamba2, RecurrentLayer
 from actorium.kernels.cpu.native_ops import NativeOps
@@ -22,7 +22,7 @@ ALIGNED = 16
 their sums, follow from how rows are aligned."""
 
 
-def departures(model: ServedModel, asked: str) -> list[str]:
+def departures(model: LoadedModel, asked: str) -> list[str]:
     """What is not exact, in words; empty: everything is. asked: `--exact`."""
     if asked == "off":
         return ["--exact off"]
@@ -67,7 +67,7 @@ def _by_steps(layer: RecurrentLayer) -> bool:
     return isinstance(layer, Mamba2) and layer.native is not None
 
 
-def require_exact(model: ServedModel, asked: str) -> None:
+def require_exact(model: LoadedModel, asked: str) -> None:
     """Raise `BadConfig` where everything was asked to be exact and something is not."""
     if asked == "on" and (found := departures(model, asked)):
         raise BadConfig(f"exact: on was asked for, but not exact here: {'; '.join(found)} "

@@ -37,7 +37,7 @@ from actorium.actors.errors import BadModel
 from actorium.actors.messages import Admit, RowMask, StepPlan
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.graphs.capture import ReportPhase
-from actorium.gpu.models.decoder import Decoder, ServedModel
+from actorium.gpu.models.decoder import Decoder, LoadedModel
 from actorium.gpu.plan.non_cache_memory import StepSize
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.tables import SlotTables
@@ -261,7 +261,7 @@ def compile_ahead(runner: ModelRunner, budget: int, report: ReportPhase) -> int:
     budget: tokens of the largest step.
     """
     began, model = perf_counter(), runner.model
-    assert isinstance(model, ServedModel)
+    assert isinstance(model, LoadedModel)
     if model.ops.name != "triton":
         return 0
     report("warming", "compiling")
@@ -290,7 +290,7 @@ def walk_warmup(runner: ModelRunner, ops: TorchOps, budget: int) -> None:
 
 
 @contextmanager
-def one_layer_per_kind(model: ServedModel) -> Iterator[None]:
+def one_layer_per_kind(model: LoadedModel) -> Iterator[None]:
     """Meanwhile the model has one layer of each kind, and its last one, whose end differs."""
     if not isinstance(model, Decoder):
         yield
