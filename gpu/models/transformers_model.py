@@ -2,21 +2,18 @@
 
 The class gets a step as one row of all its tokens, with their positions; what it asks of attention
 goes through transformers' attention interface to the pages and the backend that our own layers use.
-Before any weight is read, the class is run once without them (on torch's meta device), and each
-call of attention is looked at: its heads, scale and cap, and which tokens its mask lets it see,
-since the mask and no argument is what transformers' own attention obeys. So the shape follows from
-what the class does, and what pages cannot serve is refused by name. Once the weights are there, a
-token is changed to see that nothing but attention brings tokens together."""
+The shape follows from what the class does when it is tried (`transformers_trace`), before any
+weight is read: what pages cannot serve is refused by name. Once the weights are there, a token is
+changed to see that nothing but attention brings tokens together. On a CPU the C kernels multiply
+where the class has linear layers."""
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -31,59 +28,29 @@ from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.transformers_config import any_decoder
 from actorium.gpu.models.decoder import LoadedModel
 from actorium.gpu.models.forward_context import GroupContext
+from actorium.gpu.models.transformers_trace import (
+    PAGED,
+    TOKENS,
+    AttentionCall,
+    Trace,
+    body_and_head,
+    error_line,
+    handled_by,
+    register,
+    replace_products,
+    traced,
+)
 from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.states import RecurrentBatch
 from actorium.gpu.weights.dtypes import TORCH_DTYPES
 from actorium.gpu.weights.loader import Progress, checkpoint_files
+from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.reference.kv import write_kv
 
 LOG = logging.getLogger("actorium.model")
-PAGED, TRACED = "actorium", "actorium_traced"
-"""Our names in transformers' interfaces: only under the second one it makes masks."""
-TOKENS = 5
-"""Of the row with which a class is tried."""
-IGNORED = {"dropout", "scaling", "sliding_window", "softcap", "is_causal", "position_ids",
-           "use_cache", "cache_position", "output_attentions", "output_hidden_states",
-           "output_router_logits", "logits_to_keep", "return_dict", "attention_dropout",
-           "num_items_in_batch", "position_embeddings"}
-"""Arguments of attention that say nothing which its mask, its shapes or `AttentionCall` do not."""
 MIXED = 0.01
 """Relative change of a row by that of the token before it: more is no rounding."""
-
-
-class AttentionCall(NamedTuple):
-    """One call of attention in a forward pass."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    window: int
-    """Tokens that a query sees, itself included; 0 = all."""
-    scale: float
-    cap: float
-
-
-Handler = Callable[..., tuple[Tensor, None]]
-_current = threading.local()
-"""`handler`: what serves calls of attention in this thread."""
-
-
-def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
-            attention_mask: Any = None, **options: Any) -> tuple[Tensor, None]:
-    """What transformers calls. query: [1, H, T, D]; key, value: [1, KVH, T, D] -> [1, T, H, D]."""
-    answer: tuple[Tensor, None] = _current.handler(module, query, key, value, attention_mask,
-                                                   **options)
-    return answer
-
-
-@contextmanager
-def _handled_by(handler: Handler) -> Iterator[None]:
-    _current.handler = handler
-    try:
-        yield
-    finally:
-        del _current.handler
 
 
 class TransformersModel(LoadedModel):
@@ -92,15 +59,17 @@ class TransformersModel(LoadedModel):
     no_graphs = "the model's class is transformers', which is run operation by operation"
 
     def __init__(self, shape: ModelShape, device: torch.device, attention: StepAttention,
-                 model: Any, calls: Sequence[AttentionCall], native: bool, kernels: str) -> None:
-        """model: of transformers, for text generation; calls: of one forward pass."""
+                 model: Any, trace: Trace, native: bool, kernels: str) -> None:
+        """model: of transformers, for text generation; trace: of its class."""
         import transformers
 
         super().__init__(shape, device, attention, native, kernels)
+        if trace.products and isinstance(self.ops, NativeOps):
+            replace_products(model, self.ops.linear, self.dtype)
         self.layers_by = f"transformers {transformers.__version__}"
-        self._body, self._head = _body_and_head(model)
+        self._body, self._head = body_and_head(model)
         self._places = [(*shape.group_and_index(i), call.scale / shape.attention_scale)
-                        for i, call in enumerate(calls)]
+                        for i, call in enumerate(trace.calls)]
 
     @property
     def waits(self) -> bool:
@@ -118,7 +87,7 @@ class TransformersModel(LoadedModel):
             group, index, scale = next(places)
             return self._attend(groups[group], index, scale, query, key, value), None
 
-        with _handled_by(attend):
+        with handled_by(attend):
             hidden: Tensor = self._body(input_ids=batch.tokens[None], use_cache=False,
                                         position_ids=batch.turned_to[None]).last_hidden_state[0]
         if next(places, None) is not None:
@@ -144,52 +113,6 @@ class TransformersModel(LoadedModel):
         return self.logits(normed)
 
 
-class _BodyOutput:
-    """What a body gives: its rows, and None for all else that a class may ask it for."""
-
-    def __init__(self, rows: Tensor) -> None:
-        self.last_hidden_state = rows
-
-    def __getattr__(self, name: str) -> None:
-        if name.startswith("__"):
-            raise AttributeError(name)
-
-    def __getitem__(self, index: int) -> Tensor:
-        return (self.last_hidden_state,)[index]
-
-
-class _GivenRows(nn.Module):
-    """Stands in a model where its body was: gives rows that were computed before, so that the
-    model's own code makes logits of them, with all it does to these."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows: Tensor | None = None
-
-    @property
-    def decoder(self) -> _GivenRows:
-        """OPT calls its body's."""
-        return self
-
-    def forward(self, *_: Any, **__: Any) -> _BodyOutput:
-        assert self.rows is not None
-        return _BodyOutput(self.rows)
-
-
-def _body_and_head(model: Any) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
-    """What gives hidden rows, and what makes logits of them, [R, hidden] -> [R, vocab]."""
-    given, body = _GivenRows(), getattr(model, model.base_model_prefix)
-    setattr(model, model.base_model_prefix, given)
-
-    def head(rows: Tensor) -> Tensor:
-        given.rows = rows[None]
-        logits: Tensor = model(inputs_embeds=given.rows, use_cache=False).logits[0]
-        given.rows = None
-        return logits
-
-    return body, head
-
-
 # --- Loading -------------------------------------------------------------------------------------
 
 def load_transformers(path: Path, config: Config, device: torch.device, shape: ModelShape,
@@ -207,8 +130,8 @@ def load_transformers(path: Path, config: Config, device: torch.device, shape: M
     shape = replace(any_decoder(raw, where, shape.dtype), max_model_len=shape.max_model_len)
     _require_fixed_ropes(full, shape, where)
     dtype = TORCH_DTYPES[shape.dtype]
-    calls, vocab = _traced(kind, full, dtype, shape.max_model_len, where)
-    shape = _shape_of(calls, replace(shape, vocab_size=vocab), where)
+    trace = traced(kind, full, dtype, shape.max_model_len, where)
+    shape = _shape_of(trace.calls, replace(shape, vocab_size=trace.vocab), where)
     attention = select_attention(shape, config, device)
     if config.model.load_format == "dummy":
         model = _random(kind, full, dtype, device, config.model.seed)
@@ -219,7 +142,7 @@ def load_transformers(path: Path, config: Config, device: torch.device, shape: M
         model = _read(kind, full, dtype, path).to(device)
         progress("transformers", 1, 1)
     model.eval().requires_grad_(False)
-    made = TransformersModel(shape, device, attention, model, calls, config.device.native_kernels,
+    made = TransformersModel(shape, device, attention, model, trace, config.device.native_kernels,
                              config.device.kernels)
     if _mixes(made):
         raise BadModel(f"{where}: {shape.architecture} brings tokens together outside attention, "
@@ -251,28 +174,13 @@ def _class_of(name: str, where: Path) -> Any:
     return kind
 
 
-def _register() -> None:
-    """Makes our names known to transformers, and keeps it quiet."""
-    import transformers
-
-    transformers.AttentionInterface.register(PAGED, _attend)
-    transformers.AttentionInterface.register(TRACED, _attend)
-    transformers.AttentionMaskInterface.register(TRACED, _window_of)
-    transformers.utils.logging.set_verbosity(logging.CRITICAL)
-    transformers.utils.logging.disable_progress_bar()
-
-
 def _completed(kind: Any, path: Path) -> Any:
     """The config with all that the class adds to it. Raises `BadModel`."""
-    _register()
+    register()
     try:
         return kind.config_class.from_pretrained(str(path), local_files_only=True)
     except Exception as error:
-        raise BadModel(f"{path / 'config.json'}: transformers: {_line(error)}") from error
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise BadModel(f"{path / 'config.json'}: transformers: {error_line(error)}") from error
 
 
 def _read(kind: Any, full: Any, dtype: torch.dtype, path: Path) -> Any:
@@ -282,7 +190,7 @@ def _read(kind: Any, full: Any, dtype: torch.dtype, path: Path) -> Any:
             str(path), config=full, dtype=dtype, attn_implementation=PAGED, local_files_only=True,
             use_safetensors=True, output_loading_info=True)
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise BadModel(f"{path}: transformers cannot load it: {_line(error)}") from error
+        raise BadModel(f"{path}: transformers cannot load it: {error_line(error)}") from error
     if missing := sorted(info["missing_keys"]):
         raise BadModel(f"{path}: no tensor {missing[0]}"
                        + (f", and {len(missing) - 1} more" if len(missing) > 1 else ""))
@@ -310,89 +218,6 @@ def _require_fixed_ropes(full: Any, shape: ModelShape, where: Path) -> None:
         if kind in ("dynamic", "longrope") and shape.max_model_len > most:
             raise BadModel(f"{where}: rope_type: {kind} beyond {most} tokens is not served by "
                            f"transformers' classes (--max-model-len {most} serves it)")
-
-
-# --- What a class does ---------------------------------------------------------------------------
-
-class _Window(NamedTuple):
-    """Given to the class in the place of a mask."""
-
-    tokens: int
-    """0 = all."""
-
-
-class _Unserved(Exception):
-    """The class asks for what pages cannot serve."""
-
-
-def _window_of(mask_function: Callable[..., Tensor], config: Any, **_: Any) -> _Window:
-    """The window of a mask, which `mask_function` (batch, head, query, key) is. Asked at a few
-    places, since transformers has no other masks than those that it is made of."""
-    length, cpu = _current.length, torch.device("cpu")
-    keys, zero = torch.arange(length, device=cpu), torch.tensor(0, device=cpu)
-
-    def seen(query: int) -> Tensor:
-        return mask_function(zero, zero, torch.tensor(query, device=cpu), keys).expand(length)
-
-    window = int(seen(length - 1).sum())
-    for query in {0, 1, length // 2, length - 2, length - 1}:
-        if not torch.equal(seen(query), (keys <= query) & (keys > query - window)):
-            raise _Unserved("its masks are neither causal nor sliding windows")
-    return _Window(0 if window == length else window)
-
-
-def _traced(kind: Any, full: Any, dtype: torch.dtype, length: int, where: Path
-            ) -> tuple[list[AttentionCall], int]:
-    """The calls of attention in a forward pass of the class, in order; and the width of its logits.
-    length: of the longest sequence. Raises `BadModel`."""
-    calls: list[AttentionCall] = []
-
-    def attend(_: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any,
-               **options: Any) -> tuple[Tensor, None]:
-        calls.append(_call_of(query, key, value, mask, options))
-        return query.transpose(1, 2).contiguous(), None
-
-    _current.length = max(length, TOKENS)
-    try:
-        with torch.device("meta"):
-            # Of the ways to run experts the one in which no shape follows from the numbers.
-            model = kind._from_config(full, dtype=dtype, attn_implementation=TRACED,
-                                      experts_implementation="batched_mm")
-            ids = torch.zeros((1, TOKENS), dtype=torch.long)
-            places, mask = torch.arange(TOKENS)[None], torch.ones((1, TOKENS), dtype=torch.bool)
-            body, head = _body_and_head(model.eval())
-            with _handled_by(attend), torch.inference_mode():
-                rows = body(input_ids=ids, attention_mask=mask, position_ids=places,
-                            use_cache=False).last_hidden_state[0]
-                return calls, head(rows).shape[-1]
-    except _Unserved as error:
-        why = str(error)
-    except Exception as error:
-        why = f"it cannot be run without its weights ({_line(error)})"
-    raise BadModel(f"{where}: {kind.__name__} is not served by transformers' class "
-                   f"(--model-impl): {why}")
-
-
-def _call_of(query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict[str, Any]
-             ) -> AttentionCall:
-    (_, heads, tokens, width), kv_heads = query.shape, key.shape[1]
-    if not isinstance(mask, _Window):
-        raise _Unserved("it has attention without transformers' masks")
-    for name in ("s_aux", "sinks"):
-        if options.get(name) is not None:
-            raise _Unserved(f"its attention has sinks ({name})")
-    if more := sorted(name for name, own in options.items() if own is not None
-                      and own is not False and name not in IGNORED):
-        raise _Unserved(f"its attention takes {', '.join(more)}")
-    if key.shape != value.shape or key.shape[3] != width:
-        raise _Unserved(f"its values have heads of {value.shape[3]} numbers, its queries of {width}"
-                        " (attention over latents)")
-    if key.shape[2] != tokens or heads % kv_heads:
-        raise _Unserved("its attention is not over keys and values of the same tokens")
-    scale = options.get("scaling")
-    return AttentionCall(heads, kv_heads, width, mask.tokens,
-                         width**-0.5 if scale is None else float(scale),
-                         float(options.get("softcap") or 0.0))
 
 
 def _shape_of(calls: list[AttentionCall], shape: ModelShape, where: Path) -> ModelShape:
@@ -424,7 +249,7 @@ def _mixes(model: TransformersModel) -> bool:
         return value.repeat_interleave(repeats, 1).transpose(1, 2).contiguous(), None
 
     def changed(first: int) -> bool:
-        with _handled_by(alone), torch.inference_mode():
+        with handled_by(alone), torch.inference_mode():
             before, after = (model._body(
                 input_ids=torch.tensor([[token, *(i % vocab for i in range(3, 7))]],
                                        device=model.device),

@@ -21,7 +21,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from time import perf_counter
@@ -266,7 +266,8 @@ def compile_ahead(runner: ModelRunner, budget: int, report: ReportPhase) -> int:
         return 0
     report("warming", "compiling")
     try:
-        with model.group.alone(), one_layer_per_kind(model):
+        fewer = one_layer_per_kind(model) if isinstance(model, Decoder) else nullcontext()
+        with model.group.alone(), fewer:
             with compiling_launches() as missed, ZeroMode():
                 dummy_run(runner, 1)
             if not missed:
@@ -290,11 +291,8 @@ def walk_warmup(runner: ModelRunner, ops: TorchOps, budget: int) -> None:
 
 
 @contextmanager
-def one_layer_per_kind(model: LoadedModel) -> Iterator[None]:
+def one_layer_per_kind(model: Decoder) -> Iterator[None]:
     """Meanwhile the model has one layer of each kind, and its last one, whose end differs."""
-    if not isinstance(model, Decoder):
-        yield
-        return
     runs = model.runs
     kinds: dict[Any, Any] = {}
     for run, window in zip(runs[:-1], model.shape.windows, strict=False):
