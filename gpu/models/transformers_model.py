@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.models.gguf_folder import gguf_source
+from actorium.actors.models.model_dir import read_config
 from actorium.gpu.attention.backend_choice import StepAttention, select_attention
 from actorium.gpu.families.architectures import unsupported
 from actorium.gpu.families.model_shape import ModelShape
@@ -49,6 +50,8 @@ from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.reference.kv import write_kv
 
 LOG = logging.getLogger("actorium.model")
+STRIPPED = ("auto_map", "attn_implementation", "experts_implementation", "transformers_weights")
+"""Fields of a config that transformers is not given."""
 MIXED = 0.01
 """Relative change of a row by that of the token before it: more is no rounding."""
 
@@ -174,11 +177,21 @@ def _class_of(name: str, where: Path) -> Any:
     return kind
 
 
+def _stripped(raw: dict[str, Any]) -> dict[str, Any]:
+    """A config without what would say which code runs, or which files are read."""
+    return {key: _stripped(own) if isinstance(own, dict) else own for key, own in raw.items()
+            if not key.startswith("_") and key not in STRIPPED}
+
+
 def _completed(kind: Any, path: Path) -> Any:
     """The config with all that the class adds to it. Raises `BadModel`."""
     register()
+    known, raw = kind.config_class, _stripped(read_config(path))
+    if raw.get("model_type") != known.model_type:  # that of a class with more than text
+        raw = next((own for own in raw.values() if isinstance(own, dict)
+                    and own.get("model_type") == known.model_type), raw)
     try:
-        return kind.config_class.from_pretrained(str(path), local_files_only=True)
+        return known.from_dict(raw)
     except Exception as error:
         raise BadModel(f"{path / 'config.json'}: transformers: {error_line(error)}") from error
 

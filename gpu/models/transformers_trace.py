@@ -22,6 +22,8 @@ PAGED, TRACED = "actorium", "actorium_traced"
 """Our names in transformers' interfaces: only under the second one it makes masks."""
 TOKENS = 5
 """Of the row with which a class is tried."""
+FARTHEST = 1 << 24
+"""Tokens back to which masks are looked at."""
 IGNORED = {"dropout", "scaling", "sliding_window", "softcap", "is_causal", "position_ids",
            "use_cache", "cache_position", "output_attentions", "output_hidden_states",
            "output_router_logits", "logits_to_keep", "return_dict", "attention_dropout",
@@ -192,7 +194,7 @@ def error_line(error: Exception) -> str:
 
 def traced(kind: Any, full: Any, dtype: torch.dtype, length: int, where: Path) -> Trace:
     """What the class does. length: of the longest sequence. Raises `BadModel`."""
-    _current.length = max(length, TOKENS)
+    _current.length = max(min(length, FARTHEST), TOKENS)
     try:
         try:
             return _trace(kind, full, dtype, True)

@@ -63,6 +63,8 @@ CASES = [
     ("HunYuanDenseV1ForCausalLM", {}),
     ("Jais2ForCausalLM", {}),
     ("MiniMaxM2ForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    ("Ministral3ForCausalLM", {"sliding_window": 9}),
+    ("NanoChatForCausalLM", {}),
     ("NemotronForCausalLM", {"partial_rotary_factor": 0.5}),
     ("OPTForCausalLM", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
     ("OlmoForCausalLM", {"clip_qkv": 2.0}),
@@ -194,6 +196,18 @@ def test_the_plan_counts_the_files_weights(tmp_path: Path) -> None:
     assert weight_bytes(read_shape(tmp_path, Config())) > held // 2
     dummy = [load(tmp_path, load_format="dummy", seed=seed)._body.wte.weight for seed in (1, 1, 2)]
     assert torch.equal(dummy[0], dummy[1]) and not torch.equal(dummy[1], dummy[2])
+
+
+def test_a_config_does_not_choose_the_code_or_the_files(tmp_path: Path) -> None:
+    theirs, file = write(tmp_path, *FAST[2][:1], **FAST[2][1]), tmp_path / "config.json"
+    file.write_text(json.dumps({
+        **json.loads(file.read_text()), "experts_implementation": "sonicmoe",
+        "attn_implementation": "kernels-community/evil", "_attn_implementation": "evil",
+        "transformers_weights": "../evil.safetensors", "auto_map": {"AutoConfig": "evil.Config"},
+        "_name_or_path": "evil/evil", "max_position_embeddings": 1 << 22}))
+    ids = prompts()[1]
+    got = Stepper(load(tmp_path)).step([(Seq(ids), len(ids))], every_row=True)
+    torch.testing.assert_close(got, oracle_logits(theirs, ids), rtol=0, atol=1e-4)
 
 
 # --- What is refused -----------------------------------------------------------------------------
