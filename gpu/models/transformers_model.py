@@ -41,6 +41,7 @@ from actorium.gpu.models.transformers_trace import (
     replace_products,
     traced,
 )
+from actorium.gpu.plan.graph_memory import BY_TRANSFORMERS
 from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.states import RecurrentBatch
@@ -59,7 +60,7 @@ MIXED = 0.01
 class TransformersModel(LoadedModel):
     """A class of transformers with its weights. Rows are those after its final norm."""
 
-    no_graphs = "the model's class is transformers', which is run operation by operation"
+    no_graphs = BY_TRANSFORMERS
 
     def __init__(self, shape: ModelShape, device: torch.device, attention: StepAttention,
                  model: Any, trace: Trace, native: bool, kernels: str) -> None:

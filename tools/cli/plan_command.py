@@ -25,6 +25,8 @@ from actorium.gpu.families.fp8_config import otherwise_quantized, unquantized
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.plan import weight_bytes as weights
 from actorium.gpu.plan.graph_memory import (
+    BY_TRANSFORMERS,
+    EagerReasons,
     graphs_estimate,
     planned_graphs,
     program_rows,
@@ -189,15 +191,17 @@ def _outside(part: ModelShape, demand: Demand, config: Config,
     asked = asked_backends(config.device).decode
     attends = ("triton" if triton else "torch") if asked == "auto" else asked
     decode = CARDS[attends].decode
-    why = why_eager(part.experts is not None and not triton, decode is not None and decode.graphs)
+    theirs = BY_TRANSFORMERS if part.by_transformers else ""
+    why = EagerReasons(theirs, theirs) if theirs else why_eager(
+        part.experts is not None and not triton, decode is not None and decode.graphs)
     graphs = planned_graphs(config, demand.drafts, why)
     off = why.decodes or why_no_graphs(config.device)
-    rows = program_rows(config, demand.drafts)
+    rows = 0 if theirs else program_rows(config, demand.drafts)
     programs = program_sizes(part, demand, rows).bytes if rows else 0
     if on_cpu:
         captured = programs
         detail = (f"programs of decodes of up to {rows} rows" if rows
-                  else f"none: {why_no_graphs(config.device)}")
+                  else f"none: {theirs or why_no_graphs(config.device)}")
     else:
         captured = graphs_estimate(part, demand, graphs)
         detail = f"an estimate for {graphs.summary}, on cuda" if any(graphs) else f"none: {off}"
@@ -252,6 +256,8 @@ def _notes(plan: MemoryPlan, config: Config, options: PlanOptions, quantized: bo
          f"({shape.max_model_len:,})"),
         (plan.limited_by != "memory", lambda: f"the pools are limited by {plan.limited_by}, not by "
          "memory"),
+        (shape.by_transformers > 0, lambda: "transformers' class runs the model (--model-impl): "
+         "the worker learns of it what heads and windows are, which may differ from config.json"),
         (shape.recurrence is not None and not plan.checkpoints, lambda: "without checkpoints no "
          "prefix is reused"),
     ]

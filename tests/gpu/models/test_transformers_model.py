@@ -22,6 +22,7 @@ from actorium.gpu.models.registry import load_model
 from actorium.gpu.models.transformers_model import TransformersModel
 from actorium.gpu.plan.weight_bytes import weight_bytes
 from actorium.gpu.worker.exactness import departures
+from actorium.tools.cli import main
 
 BASE: dict[str, Any] = {
     "vocab_size": 199, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
@@ -187,11 +188,16 @@ def test_one_of_our_classes_by_either(tmp_path: Path, caplog: pytest.LogCaptureF
     assert len([line for line in caplog.messages if "slower" in line]) == 1
 
 
-def test_the_plan_counts_the_files_weights(tmp_path: Path) -> None:
+def test_the_plan_counts_the_files_weights(tmp_path: Path,
+                                           capsys: pytest.CaptureFixture[str]) -> None:
     theirs = write(tmp_path, "GPT2LMHeadModel")
     held = sum(p.nbytes for p in theirs.parameters())
     counted = weight_bytes(read_shape(tmp_path, Config()))
     assert held <= counted <= 1.1 * held + 20_000
+    assert main(["plan", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "none: the model's class is transformers'" in said
+    assert "note: transformers' class runs the model" in said
     (tmp_path / "model.safetensors").unlink()
     assert weight_bytes(read_shape(tmp_path, Config())) > held // 2
     dummy = [load(tmp_path, load_format="dummy", seed=seed)._body.wte.weight for seed in (1, 1, 2)]
