@@ -67,10 +67,9 @@ def any_decoder(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
             raise get.bad(name, why)
     layers, hidden = get.layers(), get.int("hidden_size")
     heads = get.int("num_attention_heads")
-    # Gemma 3n and its like name a width for each layer.
-    widths = text.get("intermediate_size")
-    inner = max(widths) if isinstance(widths, list) and widths else get.int(
-        "intermediate_size", 4 * hidden)
+    widths = text["intermediate_size"]  # some name one for each layer
+    inner = max([Fields({"intermediate_size": own}, where).int("intermediate_size", 4 * hidden)
+                 for own in (widths if isinstance(widths, list) and widths else [widths])])
     name, vocab, tied = weight_dtype(get, dtype), get.int("vocab_size"), get.flag(
         "tie_word_embeddings", True)
     head_dim = get.int("head_dim", max(1, hidden // heads))

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from actorium.actors.config.tree import Config
@@ -148,7 +147,12 @@ def load_transformers(path: Path, config: Config, device: torch.device, shape: M
     model.eval().requires_grad_(False)
     made = TransformersModel(shape, device, attention, model, trace, config.device.native_kernels,
                              config.device.kernels)
-    if _mixes(made):
+    try:
+        mixes = _mixes(made)
+    except Exception as error:
+        raise BadModel(f"{where}: {shape.architecture}: transformers' class cannot run it: "
+                       f"{error_line(error)}") from error
+    if mixes:
         raise BadModel(f"{where}: {shape.architecture} brings tokens together outside attention, "
                        "which transformers' classes (--model-impl) are not served with")
     LOG.info("%s is run by the class of %s: slower than classes of ours, without passes and graphs",
@@ -203,7 +207,7 @@ def _read(kind: Any, full: Any, dtype: torch.dtype, path: Path) -> Any:
         model, info = kind.from_pretrained(
             str(path), config=full, dtype=dtype, attn_implementation=PAGED, local_files_only=True,
             use_safetensors=True, output_loading_info=True)
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+    except Exception as error:
         raise BadModel(f"{path}: transformers cannot load it: {error_line(error)}") from error
     if missing := sorted(info["missing_keys"]):
         raise BadModel(f"{path}: no tensor {missing[0]}"
@@ -212,11 +216,15 @@ def _read(kind: Any, full: Any, dtype: torch.dtype, path: Path) -> Any:
 
 
 def _random(kind: Any, full: Any, dtype: torch.dtype, device: torch.device, seed: int) -> Any:
-    """The model with random weights, as its class draws them."""
+    """The model with random weights, as its class draws them. Raises `BadModel`."""
     cards = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(cards), torch.device(device):
-        torch.manual_seed(seed)
-        return kind._from_config(full, dtype=dtype, attn_implementation=PAGED)
+    try:
+        with torch.random.fork_rng(cards), torch.device(device):
+            torch.manual_seed(seed)
+            return kind._from_config(full, dtype=dtype, attn_implementation=PAGED)
+    except Exception as error:
+        raise BadModel(f"{kind.__name__}: transformers cannot make it: {error_line(error)}"
+                       ) from error
 
 
 def _require_fixed_ropes(full: Any, shape: ModelShape, where: Path) -> None:

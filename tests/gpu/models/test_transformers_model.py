@@ -261,6 +261,27 @@ def test_refused_before_weights_are_read(tmp_path: Path, architecture: str,
     assert why in line and "\n" not in line and "config.json" in line
 
 
+@pytest.mark.parametrize(("name", "value"), [
+    ("intermediate_size", [1, "a"]), ("intermediate_size", [[]]), ("pad_token_id", 10**30),
+    ("layer_types", [[]] * 3), ("rope_parameters", [1]), ("text_config", {"model_type": []}),
+    ("num_attention_heads", 10**30), ("hidden_size", 3.5), ("dtype", [1]),
+    ("max_position_embeddings", {}), ("hidden_act", 7), ("clip_qkv", 1e308)])
+@pytest.mark.parametrize("case", [0, 2])
+def test_hostile_fields(tmp_path: Path, case: int, name: str, value: Any) -> None:
+    """Served all the same, or refused on one line."""
+    import transformers
+
+    architecture, options = FAST[case]
+    kind: Any = getattr(transformers, architecture)
+    (tmp_path / "config.json").write_text(json.dumps({
+        **kind.config_class(**{**BASE, **options}).to_dict(), "architectures": [architecture],
+        "dtype": "float32", name: value}))
+    try:
+        load(tmp_path, load_format="dummy")
+    except (BadConfig, BadModel) as error:
+        assert "\n" not in str(error)
+
+
 @pytest.mark.parametrize(("config", "why"), [
     (Config(device=DeviceConfig(passes="norm_quant")), "passes: "),
     (Config(device=DeviceConfig(exact="on")), "exact: "),
