@@ -55,6 +55,10 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """The head in int8 and int4: auto (int8) | none (in `dtype`) | int8 | int4."""
     load_format: str = "auto"
     """auto | safetensors | dummy (random weights: config.json alone is needed)."""
+    model_impl: str = "auto"
+    """Whose code runs the model: auto (ours where the config's class is one of ours, else that of
+    transformers) | actorium | transformers (its class, over our pages: slower, without passes and
+    graphs). docs/models.md says what of an engine goes with it."""
     max_model_len: int | None = None
     """Longest sequence, prompt and completion together; default: the model's own limit."""
     strict_max_tokens: bool = False

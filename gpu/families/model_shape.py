@@ -504,6 +504,8 @@ class ModelShape:
     """Which weights are in 4 to 8 bits in memory; None: none."""
     vision: VisionShape | None = None
     """Of the tower for images, which every GPU has whole; None: there is none."""
+    by_transformers: int = 0
+    """Numbers of all weights, where transformers' own class runs the model; 0: one of ours does."""
     tp: int = 1
     """GPUs that share the layers; sizes of heads, MLPs and vocabulary are those of one of them."""
     whole_vocab_size: int = 0
@@ -628,6 +630,9 @@ class ModelShape:
         vocabulary are divided; kv heads fewer than `tp` are replicated. Raises `BadConfig`."""
         if tp == 1:
             return self
+        if self.by_transformers:
+            raise BadConfig("--tp: models that transformers' classes run (--model-impl) are not "
+                            "split: their weights have no rank's parts", "tp")
         experts = self.experts
         if experts is not None:
             step = tp * (self.grouped.step if self.grouped else 1)
