@@ -108,6 +108,10 @@ class AttentionPlan:
         return out
 
 
+NO_ATTENTION = AttentionPlan(0, None, None, None)
+"""Where no layer attends."""
+
+
 def plan_attention(
     batch: ForwardBatch, page_size: int, window: int, scale: float, attention: StepAttention,
     soft_cap: float = 0.0, chunked: bool = False,

@@ -31,6 +31,7 @@ LLAMA4 = {"intermediate_size_mlp": 80, "interleave_moe_layer_step": 2, "num_loca
           "attention_chunk_size": 32, "no_rope_layer_interval": 2}
 MAMBA = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 12, "mamba_d_conv": 3,
          "shared_intermediate_size": 56, "layer_types": ["mamba", "attention", "mamba", "mamba"]}
+MAMBA_ALONE = {name: value for name, value in MAMBA.items() if name.startswith("mamba_")}
 SECTIONS = {"rope_type": "default", "mrope_section": [2, 3, 3]}
 VISION = {"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 4,
           "out_hidden_size": 64}
@@ -119,6 +120,38 @@ CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["GlmMoeDsaForCausalLM"], **LATENT, **INDEXER},
     {"architectures": ["Llama4ForCausalLM"], **LLAMA4},
     {"architectures": ["Llama4ForConditionalGeneration"], "text_config": {**SMALL, **LLAMA4}},
+    {"architectures": ["BambaForCausalLM"], **MAMBA_ALONE, "attn_layer_indices": [1]},
+    {"architectures": ["FalconH1ForCausalLM"], **MAMBA_ALONE, "mamba_d_ssm": 96,
+     "ssm_multipliers": [0.5, 0.7, 1.5, 2.0, 0.3], "mlp_multipliers": [0.6, 1.5]},
+    {"architectures": ["Lfm2ForCausalLM"], "block_multiple_of": 16, "layer_types": [
+        "conv", "full_attention", "conv", "conv"]},
+    {"architectures": ["Mamba2ForCausalLM"], "num_heads": 8, "head_dim": 16, "n_groups": 2,
+     "state_size": 12},
+    {"architectures": ["MambaForCausalLM"], "state_size": 12},
+    {"architectures": ["FalconMambaForCausalLM"], "use_bias": True},
+    {"architectures": ["JambaForCausalLM"], "attn_layer_period": 2, "attn_layer_offset": 0,
+     "num_experts": 6},
+    {"architectures": ["Starcoder2ForCausalLM"], "sliding_window": 32},
+    {"architectures": ["CohereForCausalLM"], "use_qk_norm": True, "attention_bias": True},
+    {"architectures": ["Cohere2ForCausalLM"], "sliding_window": 32, "sliding_window_pattern": 2},
+    {"architectures": ["GPTNeoXForCausalLM"], "rotary_pct": 0.5},
+    {"architectures": ["GPT2LMHeadModel"], "n_inner": 80},
+    {"architectures": ["PhiForCausalLM"], "qk_layernorm": True},
+    {"architectures": ["StableLmForCausalLM"], "qk_layernorm": True, "use_qkv_bias": True,
+     "use_parallel_residual": True},
+    {"architectures": ["NemotronForCausalLM"], "mlp_bias": True},
+    {"architectures": ["OlmoForCausalLM"], "clip_qkv": 2.0},
+    {"architectures": ["HeliumForCausalLM"], "attention_bias": True},
+    {"architectures": ["ArceeForCausalLM"], "mlp_bias": True},
+    {"architectures": ["ApertusForCausalLM"]},
+    {"architectures": ["InternLM3ForCausalLM"], "qkv_bias": True, "bias": True},
+    {"architectures": ["GPTJForCausalLM"], "rotary_dim": 8, "tie_word_embeddings": False},
+    {"architectures": ["GPTBigCodeForCausalLM"]},
+    {"architectures": ["FalconForCausalLM"], "new_decoder_architecture": True, "num_kv_heads": 2},
+    {"architectures": ["PersimmonForCausalLM"]},
+    {"architectures": ["Jais2ForCausalLM"]},
+    {"architectures": ["VaultGemmaForCausalLM"], "sliding_window": 32},
+    {"architectures": ["OPTForCausalLM"], "ffn_dim": 96},
 ]
 
 

@@ -29,8 +29,10 @@ WIDE = {"OlmoeForCausalLM": {"hidden_size": 128},
                                                  "mrope_section": [4, 6, 6]},
             "vision_config": {**TOWER_25, "out_hidden_size": 128}},
         **dict.fromkeys(("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"), {
-            "rope_parameters": {"rope_type": "default", "mrope_section": [4, 6, 6]}})}
-"""What heads of 32 numbers, which C's attention asks for, change in a class."""
+            "rope_parameters": {"rope_type": "default", "mrope_section": [4, 6, 6]}}),
+        "Mamba2ForCausalLM": {"head_dim": 16}}
+"""What heads of 32 numbers, which C's attention asks for, change in a class; Mamba-2's are others.
+"""
 
 
 def toy_fields(architecture: str, dtype: str) -> dict[str, Any]:
