@@ -1,7 +1,8 @@
 """Decoders of one parametrised layer: `CausalLM` (Llama, Mistral, Qwen2, Qwen3, Gemma 2 and 3,
 Granite 3, and those of `dense_config` and `layer_norm_config`), whose models differ in biases,
-norms, MLPs, the activation, and the window and rope of each layer; and `HybridLM` (Qwen3-Next, Qwen3.5, Qwen2-MoE and Qwen3-MoE,
-Mixtral, Granite 3 MoE), which mixes recurrent and attention layers, dense MLPs and experts."""
+norms, MLPs, the activation, and the window and rope of each layer; and `HybridLM` (Qwen3-Next,
+Qwen3.5, Qwen2-MoE and Qwen3-MoE, Mixtral, Granite 3 MoE, GPT-OSS), which mixes recurrent and
+attention layers, dense MLPs and experts."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from functools import partial
 from torch import Tensor
 
 from actorium.gpu.families.model_shape import DeltaShape, ModelShape
-from actorium.gpu.families.tensor_specs import NORMS, POSITIONS
+from actorium.gpu.families.tensor_specs import POSITIONS
 from actorium.gpu.models.attention import attention
 from actorium.gpu.models.decoder import Decoder, Layer, Mixer, Mlp
 from actorium.gpu.models.layer_weights import LayerWeights
-from actorium.gpu.models.mlp import dense, mixture, mixture_fused, ungated
+from actorium.gpu.models.mlp import dense, layer_mlp, mixture_fused, ungated
 from actorium.gpu.models.recurrent import delta_fused, gated_delta
 from actorium.gpu.weights.loader import Fused
 
@@ -106,6 +107,5 @@ class HybridLM(Decoder):
                                 s.recurrent.index(i))
         else:
             mixer = attention(w.under("self_attn."), s, i)
-        sparse = s.experts if s.has_experts(i) else None
-        mlp: Mlp = mixture(w, sparse) if sparse else dense(w.under("mlp."))
-        return Layer(mixer, mlp, s.norm_eps, *(w.norm(name) for name in NORMS))
+        return Layer(mixer, layer_mlp(w, s, i), s.norm_eps,
+                     *(w.norm(name) if name else None for name in s.layer_norms))

@@ -68,8 +68,7 @@ def add(x: Tensor, y: Tensor) -> Tensor:
 
 @operation
 def norm_qk(qkv: Tensor, mixer: Any) -> Tensor:
-    """What a product gave, perhaps in its memory: clipped, and queries and keys normed, as the
-    mixer does it."""
+    """What a product gave, perhaps in its memory: queries and keys normed, and clipped."""
     normed: Tensor = mixer.norm_qk(qkv)
     return normed
 

@@ -60,13 +60,19 @@ class LayerFacts:
     @property
     def mixer_reduced(self) -> bool:
         """Whether that is so of the mixer's."""
-        return (self.rms_before and not self.shape.sandwich_norms
-                and not takes_fp8(self.layer.mlp.form) and self.reduced(self.layer.mixer.o))
+        mlp = self.layer.mlp
+        return (mlp is not None and self.rms_before and not self.shape.sandwich_norms
+                and not takes_fp8(mlp.form) and self.reduced(self.layer.mixer.o))
+
+    @property
+    def mixer_left(self) -> bool:
+        """Whether the mixer's sum is left to the next layer, as there is no MLP."""
+        return self.layer.mlp is None and self.parts and self.reduced(self.layer.mixer.o)
 
     @property
     def mlp_left(self) -> bool:
         """Whether the sum of the MLP's last product over the ranks is left to the next layer."""
-        return (self.parts and not self.shape.has_experts(self.index)
+        return (self.parts and self.mlp is not None and not self.shape.has_experts(self.index)
                 and self.reduced(self.layer.mlp.down))
 
     @property

@@ -58,7 +58,7 @@ class ProductAdd(FusionPass):
         an MLP, that adds to what they give, unless it is gated."""
         if facts.shape.sandwich_norms:
             return 0
-        mixer = [] if facts.mixer_reduced else [facts.layer.mixer.o]
+        mixer = [] if facts.mixer_reduced or facts.mixer_left else [facts.layer.mixer.o]
         mlp = [] if facts.mlp is None or facts.gates_shared or facts.mlp_left else [facts.mlp.down]
         return sum(map(facts.added, mixer + mlp))
 
@@ -97,8 +97,8 @@ class AddNorm(FusionPass):
         mixer."""
         if not facts.rms_before:
             return 0
-        return ((facts.given_as is Pending.SUM)
-                + (not facts.mixer_added and not facts.mixer_reduced))
+        return ((facts.given_as is Pending.SUM) + (
+            facts.layer.mlp is not None and not facts.mixer_added and not facts.mixer_reduced))
 
     def apply(self, g: PartGraph, dtype: torch.dtype) -> Iterator[Node]:
         for node in g.nodes(c.norm):
@@ -218,6 +218,8 @@ class NormQuant(FusionPass):
         if not facts.rms_before:
             return 0
         mixer = facts.layer.mixer.form.columns > 0 and facts.given_as is not Pending.REDUCE
+        if facts.layer.mlp is None:
+            return int(mixer)
         return mixer + (facts.layer.mlp.form.columns > 0 and not facts.mixer_reduced)
 
     def expected_piece(self, form: InputForm) -> int:
@@ -269,6 +271,8 @@ class NormProduct(FusionPass):
         if not facts.rms_before:
             return 0
         mixer = layer.mixer.form.norms is not None and not facts.mixer_norm_sums
+        if layer.mlp is None:
+            return int(mixer)
         gated = facts.shape.has_experts(facts.index) or facts.gates(facts.gate_up)
         mlp = (layer.mlp.form.norms is not None and (gated or not facts.shape.gated)
                and not facts.mlp_norm_sums)

@@ -10,11 +10,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from actorium.kernels.fp4_weights import Fp4Weight
 from actorium.kernels.grouped_rows import is_grouped
 from actorium.kernels.inputs import Input, InputForm, Quantised, plain
 from actorium.kernels.linear import Gated, Linear, can_pack
 from actorium.kernels.reference.activation import NO_ALPHAS, Alphas
-from actorium.kernels.reference.experts import Experts
+from actorium.kernels.reference.experts import ExpertExtras, Experts
 from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.sampling_ops import SamplingOps
 from actorium.kernels.sampling_tables import SamplingTables
@@ -23,13 +24,14 @@ from actorium.kernels.triton.activation import activate, gelu_mul, silu_mul
 from actorium.kernels.triton.activation_fp8 import gelu_mul_fp8, silu_mul_fp8
 from actorium.kernels.triton.activation_int8 import gelu_mul_int8, silu_mul_int8
 from actorium.kernels.triton.apply_plan import apply_plan
-from actorium.kernels.triton.causal_conv import conv_extend, conv_step
+from actorium.kernels.triton.causal_conv import conv_extend, conv_step, conv_tokens
 from actorium.kernels.triton.commit import commit, commit_likeliest
 from actorium.kernels.triton.delta import delta_step, delta_window
 from actorium.kernels.triton.delta_extend import delta_extend
 from actorium.kernels.triton.draw import choose
 from actorium.kernels.triton.experts import GroupedExperts
 from actorium.kernels.triton.fill import fill
+from actorium.kernels.triton.fp4_experts import Fp4Experts
 from actorium.kernels.triton.gated_norm import gated_norm, norm_gated
 from actorium.kernels.triton.grouped_mm import TritonGrouped, TritonGroupedGated, can_serve
 from actorium.kernels.triton.int8_mm import TritonInt8, has_row_scales
@@ -42,6 +44,7 @@ from actorium.kernels.triton.penalties import adjust
 from actorium.kernels.triton.rope import rotate_write
 from actorium.kernels.triton.scaled_experts import ScaledExperts
 from actorium.kernels.triton.scaled_mm import TritonScaledLinear
+from actorium.kernels.triton.selective_scan import scan_extend, scan_step
 from actorium.kernels.triton.skinny import fits
 from actorium.kernels.triton.skinny_linear import (
     Products,
@@ -100,6 +103,9 @@ class TritonOps(TorchOps):
     rotate_write = staticmethod(rotate_write)
     conv_extend = staticmethod(conv_extend)
     conv_step = staticmethod(conv_step)
+    conv_tokens = staticmethod(conv_tokens)
+    scan_extend = staticmethod(scan_extend)
+    scan_step = staticmethod(scan_step)
     delta_extend = staticmethod(delta_extend)
     delta_step = staticmethod(delta_step)
     delta_window = staticmethod(delta_window)
@@ -159,8 +165,14 @@ class TritonOps(TorchOps):
         return SkinnyGated(SkinnyLinear(weight, bias, self.products, "silu"), self.silu_mul,
                            self.silu_mul_quant)
 
-    def experts(self, gate_up: Tensor, down: Tensor) -> Experts:
-        return (ScaledExperts if is_packed(down) else GroupedExperts)(gate_up, down)
+    def experts(self, gate_up: Tensor, down: Tensor, extras: ExpertExtras = ExpertExtras()
+                ) -> Experts:
+        if is_packed(down):
+            return ScaledExperts(gate_up, down)
+        return GroupedExperts(gate_up, down, extras)
+
+    def experts_fp4(self, gate_up: Fp4Weight, down: Fp4Weight, extras: ExpertExtras) -> Experts:
+        return Fp4Experts(gate_up, down, extras)
 
     @property
     def sampling(self) -> SamplingOps:

@@ -40,7 +40,7 @@ def tiny_config(architecture: str = "Qwen3ForCausalLM", **options: Any) -> Any:
     if architecture.startswith("Mistral"):
         base["sliding_window"] = None
     name = architecture.replace("LMHeadModel", "ForCausalLM").replace("ForCausalLM", "Config")
-    name = name.replace("Gemma3C", "Gemma3TextC")
+    name = name.replace("Gemma3C", "Gemma3TextC").replace("Llama4C", "Llama4TextC")
     config = getattr(transformers, name)(**{**base, **options})
     config.architectures = [architecture]
     return config
@@ -57,6 +57,9 @@ def tiny_model(architecture: str = "Qwen3ForCausalLM", seed: int = 0, **options:
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.normal_(1.0 if "norm" in name and "Gemma" not in architecture else 0.0, 0.15)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2)
     return model
 
 

@@ -247,7 +247,8 @@ def test_classes_and_their_longest_sequences_are_those_of_transformers() -> None
         assert own.name in ("InternLM3ForCausalLM" if kind == "internlm3" else runs,
                             MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(kind))
         text = CONFIG_MAPPING[kind]().get_text_config()
-        assert own.positions == text.max_position_embeddings, kind
+        # A model of recurrent layers alone has no longest sequence there.
+        assert own.positions == getattr(text, "max_position_embeddings", 32_768), kind
 
 
 def test_defaults_of_gemma_3s_text_config_are_filled_in() -> None:
