@@ -79,6 +79,7 @@ MODEL_TYPES = {
     "bamba": ModelClass("BambaForCausalLM", 262_144),
     "falcon_h1": ModelClass("FalconH1ForCausalLM", 8192),
     "lfm2": ModelClass("Lfm2ForCausalLM", 128_000),
+    "lfm2_moe": ModelClass("Lfm2MoeForCausalLM", 128_000),
     "mamba2": ModelClass("Mamba2ForCausalLM", 32_768),
     "mamba": ModelClass("MambaForCausalLM", 32_768),
     "falcon_mamba": ModelClass("FalconMambaForCausalLM", 32_768),

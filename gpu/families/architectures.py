@@ -43,7 +43,7 @@ from actorium.gpu.families.granite_config import (
     granite_moe,
     granite_moe_shared,
 )
-from actorium.gpu.families.lfm_config import lfm2
+from actorium.gpu.families.lfm_config import lfm2, lfm2_moe
 from actorium.gpu.families.llama4_config import llama4
 from actorium.gpu.families.llama_config import (
     causal_layer,
@@ -156,6 +156,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "BambaForCausalLM": Architecture(bamba, parted_layer),
     "FalconH1ForCausalLM": Architecture(falcon_h1, parted_layer),
     "Lfm2ForCausalLM": Architecture(lfm2, parted_layer),
+    "Lfm2MoeForCausalLM": Architecture(lfm2_moe, parted_layer),
     "Mamba2ForCausalLM": Architecture(mamba2, parted_layer),
     "MambaForCausalLM": Architecture(mamba, parted_layer),
     "FalconMambaForCausalLM": Architecture(falcon_mamba, parted_layer),

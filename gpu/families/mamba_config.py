@@ -23,6 +23,7 @@ from actorium.gpu.families.tensor_specs import (
     attention_tensors,
     conv_tensors,
     dense_tensors,
+    grouped_mixture_tensors,
     layer_prefix,
     mamba_tensors,
     mixture_tensors,
@@ -152,7 +153,8 @@ def parted_layer(s: ModelShape, i: int, at: str) -> list[TensorSpec]:
     if parts.recurrent and isinstance(s.recurrence, ScanShape):
         specs += scan_tensors(parts.recurrent, s.recurrence, s.hidden)
     if parts.mlp and i in s.sparse and s.experts:
-        specs += mixture_tensors(parts.mlp, s.hidden, s.experts)
+        mixture = grouped_mixture_tensors if s.routing else mixture_tensors
+        specs += mixture(parts.mlp, s.hidden, s.experts)
     elif parts.mlp:
         specs += dense_tensors(parts.mlp, s.hidden, s.intermediate, s.mlp_bias, s.dense_names)
     return specs

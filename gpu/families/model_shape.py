@@ -301,6 +301,8 @@ class Routing(NamedTuple):
     """Of a group's experts, the sum of whose scores says how good the group is."""
     least: float = 0.0
     """Of the sum that weights are divided by."""
+    added: float = 1e-20
+    """To that sum."""
     on_input: bool = False
     """The weights multiply what goes into the experts, not what they give."""
 

@@ -22,9 +22,6 @@ from actorium.kernels.reference.experts import Experts, route_groups
 from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.scaled_linear import has_products, is_packed
 
-SMALLEST = 1e-20
-"""Added to the sum that weights are divided by."""
-
 
 def mixture_fused(at: str, hidden: int, s: ExpertShape) -> list[Fused]:
     """How checkpoints stack all experts of the layer whose names begin with `at`; those of Qwen3-VL
@@ -205,7 +202,7 @@ class GroupedMixture:
         weights, chosen = route_groups(scores, self.bias, r.groups, r.chosen_groups, s.chosen,
                                        r.best)
         if s.normalised:
-            total = weights.sum(-1, keepdim=True) + SMALLEST
+            total = weights.sum(-1, keepdim=True) + r.added
             weights = weights / (total.clamp_min(r.least) if r.least else total)
         return weights * r.factor, chosen
 

@@ -22,7 +22,7 @@ from actorium.gpu.models.decoder import Decoder, Layer, Mixer, Mlp
 from actorium.gpu.models.forward_context import ForwardContext
 from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.models.mamba1 import mamba1
-from actorium.gpu.models.mlp import Dense, dense, mixture, mixture_fused
+from actorium.gpu.models.mlp import Dense, dense, grouped_mixture, mixture, mixture_fused
 from actorium.gpu.models.recurrent import RecurrentLayer, mamba2
 from actorium.gpu.models.short_conv import short_conv
 from actorium.gpu.parallel.split_layers import SummedLinear
@@ -56,7 +56,9 @@ class PartedLM(Decoder):
         parts = s.parts[i]
         mlp: Mlp | None = None
         if parts.mlp and i in s.sparse and s.experts:
-            mlp = mixture(w.at(parts.mlp), s.experts)
+            inner = w.at(parts.mlp)
+            mlp = (grouped_mixture(inner, s.experts, s.routing) if s.routing
+                   else mixture(inner, s.experts))
         elif parts.mlp:
             mlp = self._mlp(w.at(parts.mlp))
         return Layer(self._mixer(w, i, parts), mlp, s.norm_eps, w.norm(parts.norm),

@@ -125,6 +125,8 @@ CONFIGS: list[dict[str, Any]] = [
      "ssm_multipliers": [0.5, 0.7, 1.5, 2.0, 0.3], "mlp_multipliers": [0.6, 1.5]},
     {"architectures": ["Lfm2ForCausalLM"], "block_multiple_of": 16, "layer_types": [
         "conv", "full_attention", "conv", "conv"]},
+    {"architectures": ["Lfm2MoeForCausalLM"], **EXPERTS, "num_dense_layers": 1, "layer_types": [
+        "conv", "full_attention", "conv", "conv"]},
     {"architectures": ["Mamba2ForCausalLM"], "num_heads": 8, "head_dim": 16, "n_groups": 2,
      "state_size": 12},
     {"architectures": ["MambaForCausalLM"], "state_size": 12},

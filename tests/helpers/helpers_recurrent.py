@@ -31,6 +31,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
                             "ssm_in_multiplier": 1.3, "ssm_out_multiplier": 0.6},
     "Lfm2ForCausalLM": {**BASE, "norm_eps": 1e-4, "block_multiple_of": 24, "layer_types": [
         "conv", "conv", "full_attention", "conv"]},
+    "Lfm2MoeForCausalLM": {**BASE, "norm_eps": 1e-4, "num_dense_layers": 1, "num_experts": 6,
+                           "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+                           "layer_types": ["conv", "conv", "full_attention", "conv"]},
     "Mamba2ForCausalLM": {**ALONE, "num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 24,
                           "chunk_size": 32},
     "MambaForCausalLM": ALONE,
@@ -63,6 +66,9 @@ def recurrent_model(architecture: str, seed: int = 0, **options: Any) -> Any:
                 p.normal_(1.0, 0.15)
             else:
                 p.normal_(0.0, 0.5 if "conv" in name and "proj" not in name else 0.08)
+        for name, p in model.named_buffers():
+            if name.endswith(("expert_bias", "correction_bias")):
+                p.normal_(0.0, 0.2)
     return model
 
 

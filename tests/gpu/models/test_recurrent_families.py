@@ -15,6 +15,7 @@ from helpers_parity import ATOL, Case, alone, tokens
 from helpers_recurrent import FAMILIES, write_recurrent
 
 BAMBA, FALCON, LFM2 = "BambaForCausalLM", "FalconH1ForCausalLM", "Lfm2ForCausalLM"
+LFM_MOE = "Lfm2MoeForCausalLM"
 MAMBA2, MAMBA, JAMBA = "Mamba2ForCausalLM", "MambaForCausalLM", "JambaForCausalLM"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bamba": (BAMBA, {}),
@@ -39,6 +40,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "conv_L_cache": 4, "block_ffn_dim_multiplier": 1.3, "tie_word_embeddings": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
     "lfm2-own-width": (LFM2, {"block_auto_adjust_ff_dim": False, "conv_L_cache": 2}),
+    "lfmmoe": (LFM_MOE, {}),
+    "lfmmoe-odd": (LFM_MOE, {
+        "num_dense_layers": 0, "use_expert_bias": False, "norm_topk_prob": False,
+        "routed_scaling_factor": 1.7, "num_experts_per_tok": 6, "conv_bias": True,
+        "tie_word_embeddings": True}),
+    "lfmmoe-dense": (LFM_MOE, {"num_dense_layers": 9, "intermediate_size": 88}),
     "mamba2": (MAMBA2, {}),
     "mamba2-odd": (MAMBA2, {"n_groups": 1, "use_bias": True, "use_conv_bias": False,
                             "tie_word_embeddings": True, "conv_kernel": 3, "expand": 1,
@@ -142,6 +149,8 @@ def test_the_worker_reports_its_states(family: Case) -> None:
     (FALCON, {"mamba_d_ssm": 97}, "mamba_n_heads: 8 heads of 12 are not mamba_d_ssm, 97"),
     (LFM2, {"layer_types": ["conv"] * 3}, "layer_types: must be 4 times conv or full_attention"),
     (LFM2, {"layer_types": None, "full_attn_idxs": [9]}, "full_attn_idxs: must list layers"),
+    (LFM_MOE, {"num_dense_layers": -1}, "num_dense_layers: must be a number of layers"),
+    (LFM_MOE, {"num_experts_per_tok": 9}, "num_experts_per_tok: 9 is more than 6 experts"),
     (LFM2, {"conv_L_cache": 1}, "conv_L_cache: must be at least 2"),
     (MAMBA2, {"num_heads": 7}, "num_heads: 7 heads of 16 are not expand * hidden_size, 128"),
     (MAMBA2, {"n_groups": 3}, "n_groups: 3 does not divide 8 heads"),
