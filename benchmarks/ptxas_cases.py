@@ -18,6 +18,7 @@ from actorium.gpu.attention.attention_backend import TritonAttention
 from actorium.gpu.step.batch import ExtendRow
 from actorium.kernels.grouped_rows import RowFormat
 from actorium.kernels.ragged import ExtendRun, plan_ragged
+from actorium.kernels.reference.activation import ACTIVATIONS
 from actorium.kernels.reference.apply_plan import table_addresses
 from actorium.kernels.reference.delta_rule import Heads
 from actorium.kernels.reference.delta_window import DeltaLayer
@@ -78,6 +79,12 @@ def norms(width: int) -> None:
     OPS.rms_norm_add(x, x[0], 1e-5, x)
 
 
+def head_norms(heads: int) -> None:
+    """LayerNorms of heads, in place."""
+    x = empty(64, heads + 8, 128)[:, :heads]
+    OPS.layer_norm(x, empty(2, heads, 128), 1e-5, x)
+
+
 def ranks_sum(ranks: int, width: int, dtype: torch.dtype) -> None:
     """Parts of several GPUs, with the residual and the norm, and without."""
     x, room = empty(64, width, dtype=dtype), room_of(width, dtype.itemsize)
@@ -116,6 +123,12 @@ def tables() -> None:
 def rows() -> Iterator[Case]:
     for width in (1152, 4096, 5120, 7168):
         yield Case(f"norm {width}", partial(norms, width))
+    yield Case("layer_norm 12288", lambda: OPS.layer_norm(
+        empty(64, 12_288), empty(2, 12_288), 1e-5))
+    yield Case("layer_norm of heads, Command R+", partial(head_norms, 104))
+    for kind in (*ACTIVATIONS, "xielu"):
+        yield Case(f"activate {kind} 24576",
+                   partial(OPS.activation(kind, (0.7, 1.3)), empty(64, 24_576)))
     for ranks in (2, 4, 8):
         yield Case(f"sum over {ranks} ranks, 8192", partial(ranks_sum, ranks, 8192, BF16))
     yield Case("sum over 2 ranks, 5120, fp32", partial(ranks_sum, 2, 5120, F32))

@@ -13,6 +13,8 @@ from actorium.actors.config.tree import MADE_BITS, STORED, Config
 from actorium.actors.errors import SHOWN, BadConfig, BadModel
 from actorium.actors.models.model_classes import MODEL_TYPES, architecture
 from actorium.actors.models.model_dir import read_json, within
+from actorium.gpu.families import layer_norm_config as ln
+from actorium.gpu.families import tensor_names as names
 from actorium.gpu.families.decoder_config import ConfigReader
 from actorium.gpu.families.deepseek_config import (
     deepseek,
@@ -29,6 +31,7 @@ from actorium.gpu.families.dense_config import (
     glm,
     glm4,
     hunyuan,
+    internlm3,
     olmo2,
     olmo3,
     phi3,
@@ -54,6 +57,7 @@ from actorium.gpu.families.llama_config import (
     mistral,
     qwen2,
     qwen3,
+    vault_gemma,
 )
 from actorium.gpu.families.mamba_config import bamba, falcon_h1, mamba2, parted_layer
 from actorium.gpu.families.mistral_config import ministral3, mistral3, mistral4
@@ -97,11 +101,14 @@ LayerTensors = Callable[[ModelShape, int, str], list[TensorSpec]]
 """(shape, i, what their names begin with) -> the tensors of the i-th layer."""
 
 
+
 class Architecture(NamedTuple):
     """A model class that configs name."""
 
     read: ConfigReader
     layer: LayerTensors
+    names: names.Renames = ()
+    """Of tensors that checkpoints call otherwise than `layer` does."""
     mtp: Callable[[ModelShape], MtpNames] | None = None
     """Where checkpoints have the layer that drafts, which as a decoder layer is number
     `ModelShape.layers`; None where the family has none."""
@@ -115,8 +122,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen3ForCausalLM": Architecture(qwen3, causal_layer),
     "Gemma3ForCausalLM": Architecture(gemma3, causal_layer),
     "Gemma3ForConditionalGeneration": Architecture(gemma3, causal_layer),
-    "DeepseekV3ForCausalLM": Architecture(deepseek, deepseek_layer, deepseek_mtp),
-    **{name: Architecture(qwen_hybrid, hybrid_layer, qwen_mtp) for name in HYBRIDS},
+    "DeepseekV3ForCausalLM": Architecture(deepseek, deepseek_layer, mtp=deepseek_mtp),
+    **{name: Architecture(qwen_hybrid, hybrid_layer, mtp=qwen_mtp) for name in HYBRIDS},
     "GraniteForCausalLM": Architecture(granite, causal_layer),
     "GraniteMoeHybridForCausalLM": Architecture(granite_hybrid, granite_hybrid_layer),
     "Qwen2_5_VLForConditionalGeneration": Architecture(qwen25_vl, causal_layer),
@@ -138,10 +145,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "GraniteMoeSharedForCausalLM": Architecture(granite_moe_shared, granite_hybrid_layer),
     "Mistral3ForConditionalGeneration": Architecture(mistral3, causal_layer),
     "Ministral3ForCausalLM": Architecture(ministral3, causal_layer),
-    "DeepseekV32ForCausalLM": Architecture(deepseek_v32, deepseek_layer, deepseek_mtp),
-    "GlmMoeDsaForCausalLM": Architecture(glm_moe_dsa, deepseek_layer, deepseek_mtp),
+    "DeepseekV32ForCausalLM": Architecture(deepseek_v32, deepseek_layer, mtp=deepseek_mtp),
+    "GlmMoeDsaForCausalLM": Architecture(glm_moe_dsa, deepseek_layer, mtp=deepseek_mtp),
     "Mistral4ForCausalLM": Architecture(mistral4, deepseek_layer),
-    "Glm4MoeForCausalLM": Architecture(glm4_moe, hybrid_layer, deepseek_mtp),
+    "Glm4MoeForCausalLM": Architecture(glm4_moe, hybrid_layer, mtp=deepseek_mtp),
     "MiniMaxM2ForCausalLM": Architecture(minimax_m2, hybrid_layer),
     "Ernie4_5ForCausalLM": Architecture(ernie4_5, causal_layer),
     "Ernie4_5_MoeForCausalLM": Architecture(ernie4_5_moe, hybrid_layer),
@@ -152,7 +159,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "DeepseekV2ForCausalLM": Architecture(deepseek_v2, deepseek_layer),
     "Llama4ForCausalLM": Architecture(llama4, hybrid_layer),
     "Llama4ForConditionalGeneration": Architecture(llama4, hybrid_layer),
-    "Glm4MoeLiteForCausalLM": Architecture(glm4_moe_lite, deepseek_layer, deepseek_mtp),
+    "Glm4MoeLiteForCausalLM": Architecture(glm4_moe_lite, deepseek_layer, mtp=deepseek_mtp),
     "BambaForCausalLM": Architecture(bamba, parted_layer),
     "FalconH1ForCausalLM": Architecture(falcon_h1, parted_layer),
     "Lfm2ForCausalLM": Architecture(lfm2, parted_layer),
@@ -161,6 +168,26 @@ ARCHITECTURES: dict[str, Architecture] = {
     "MambaForCausalLM": Architecture(mamba, parted_layer),
     "FalconMambaForCausalLM": Architecture(falcon_mamba, parted_layer),
     "JambaForCausalLM": Architecture(jamba, parted_layer),
+    "Starcoder2ForCausalLM": Architecture(ln.starcoder2, causal_layer, names.FEED),
+    "CohereForCausalLM": Architecture(ln.cohere, causal_layer),
+    "Cohere2ForCausalLM": Architecture(ln.cohere2, causal_layer),
+    "GPTNeoXForCausalLM": Architecture(ln.gpt_neox, causal_layer, names.NEOX),
+    "GPT2LMHeadModel": Architecture(ln.gpt2, causal_layer, names.GPT2),
+    "PhiForCausalLM": Architecture(ln.phi, causal_layer, names.PHI),
+    "StableLmForCausalLM": Architecture(ln.stablelm, causal_layer, names.HEAD_NORMS),
+    "NemotronForCausalLM": Architecture(ln.nemotron, causal_layer),
+    "OlmoForCausalLM": Architecture(ln.olmo, causal_layer),
+    "HeliumForCausalLM": Architecture(ln.helium, causal_layer),
+    "InternLM3ForCausalLM": Architecture(internlm3, causal_layer),
+    "ArceeForCausalLM": Architecture(ln.arcee, causal_layer),
+    "ApertusForCausalLM": Architecture(ln.apertus, causal_layer),
+    "GPTJForCausalLM": Architecture(ln.gptj, causal_layer, names.GPT),
+    "GPTBigCodeForCausalLM": Architecture(ln.gpt_bigcode, causal_layer, names.BIGCODE),
+    "FalconForCausalLM": Architecture(ln.falcon, causal_layer, names.FALCON),
+    "PersimmonForCausalLM": Architecture(ln.persimmon, causal_layer, names.PERSIMMON),
+    "Jais2ForCausalLM": Architecture(ln.jais2, causal_layer),
+    "VaultGemmaForCausalLM": Architecture(vault_gemma, causal_layer),
+    "OPTForCausalLM": Architecture(ln.opt, causal_layer, names.OPT),
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""

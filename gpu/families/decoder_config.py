@@ -3,8 +3,9 @@ layers that draft."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from actorium.actors.errors import BadModel, shown
@@ -196,22 +197,25 @@ def _rotary_dim(get: Fields, head_dim: int) -> int:
     name, at = rope_field(get), "partial_rotary_factor"
     r = Fields(get.raw.get(name) or {}, get.where, f"{name}.")
     share = r.float(at, get.float(at, 1.0))
+    bad = (r if r.raw.get(at) else get).bad
     if share > 1:
-        raise r.bad(at, f"must be above 0 and at most 1, got {shown(share)}")
+        raise bad(at, f"must be above 0 and at most 1, got {shown(share)}")
     rotary = int(head_dim * share)
     if rotary % 2 or rotary < 2:
-        raise r.bad(at, f"{share} of {head_dim} dimensions is no even number")
+        raise bad(at, f"{share} of {head_dim} dimensions is no even number")
     return rotary if rotary < head_dim else 0
 
 
 class Fields:
     """Typed access to the fields of a config, with errors that name them."""
 
-    def __init__(self, raw: dict[str, Any], where: Path, prefix: str = "") -> None:
-        self.raw, self.where, self.prefix = raw, where, prefix
+    def __init__(self, raw: dict[str, Any], where: Path, prefix: str = "",
+                 called: Mapping[str, str] = MappingProxyType({})) -> None:
+        """called: what the file calls fields that have other names in `raw`."""
+        self.raw, self.where, self.prefix, self.called = raw, where, prefix, called
 
     def bad(self, name: str, why: str) -> BadModel:
-        return BadModel(f"{self.where}: {self.prefix}{name}: {why}")
+        return BadModel(f"{self.where}: {self.prefix}{self.called.get(name, name)}: {why}")
 
     def only(self, **fields: Any) -> None:
         """Raises `BadModel` for the first of these fields that says something else, where this is

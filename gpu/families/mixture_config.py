@@ -111,7 +111,7 @@ def olmoe(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of OLMoE's config: queries and keys are normed over all heads, and with the values cut
     off where `clip_qkv` says."""
     get = Fields(completed(raw, OLMOE), where)
-    return replace(_olmo(get, dtype), qkv_clip=0.0 if raw.get("clip_qkv") is None
+    return replace(_olmo(get, dtype), clip_qkv=0.0 if raw.get("clip_qkv") is None
                    else get.float("clip_qkv"))
 
 

@@ -428,10 +428,19 @@ class ModelShape:
     """Heads are normed once they are rotated."""
     query_scaling: QueryScaling | None = None
     """How queries grow with their position; None: they do not."""
+    qk_norm_by_head: bool = False
+    """Each head has a weight of its own in these norms."""
+    qk_norm_bias: bool = False
+    qk_norms: tuple[int, int] | tuple[()] = ()
+    """Query and key heads of all GPUs, where the norm of each is a tensor by itself."""
     whole_qk_norm: bool = False
     """They are normed, the heads of all GPUs together."""
-    qkv_clip: float = 0.0
-    """Queries, keys and values are cut off at plus and minus this; 0 = they are not."""
+    clip_qkv: float = 0.0
+    """Queries, keys and values are at most so far from 0; 0 = they stay."""
+    learned_positions: int = 0
+    """Rows of a table of which that of its position is added to each embedding; 0 = there is
+    none."""
+    head_bias: bool = False
     embed_scale: float = 1.0
     """On the embeddings."""
     logit_scale: float = 1.0
@@ -440,9 +449,20 @@ class ModelShape:
     logit_cap: float = 0.0
     """The same of logits."""
     activation: str = "silu"
-    """silu or gelu (its tanh form): what gates the MLP."""
+    """silu or gelu (its tanh form): what gates the MLP; of one that is not gated, also gelu_erf,
+    relu, relu2 (its square), or xielu."""
+    gated: bool = True
+    """The MLP has a gate."""
     norm_plus_one: bool = False
     """Norms multiply by 1 + weight."""
+    layer_norm: bool = False
+    """Norms, of heads as well, are LayerNorms, which subtract the mean; else RMS norms."""
+    norm_parts: tuple[str, ...] = ("weight",)
+    """What checkpoints have of the norms of hidden states: of LayerNorms perhaps a bias, or
+    nothing."""
+    parallel: bool = False
+    """Attention and the MLP take the same hidden states; a MLP without a norm of its own takes them
+    as normed for attention."""
     layer_norms: LayerNorms = LayerNorms()
     parts: tuple[LayerParts, ...] = ()
     """Of each layer, for families whose layers differ in them; (): each has a mixer and an MLP."""
@@ -497,6 +517,12 @@ class ModelShape:
     def sandwich_norms(self) -> bool:
         """Whether what attention and the MLP give is normed."""
         return bool(self.layer_norms.mixer_out)
+
+    @property
+    def adjusts_qkv(self) -> bool:
+        """Whether queries, keys and values are clipped, or normed otherwise than by the RMS of each
+        head."""
+        return self.whole_qk_norm or self.clip_qkv > 0 or (self.qk_norm and self.layer_norm)
 
     @property
     def attention_layers(self) -> tuple[int, ...]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from actorium.gpu.families.model_shape import GATED, ExpertShape, ModelShape, Routing
@@ -18,6 +19,7 @@ from actorium.gpu.weights.loader import Fused
 from actorium.kernels.grouped_rows import ROWS
 from actorium.kernels.inputs import Input, InputForm, plain
 from actorium.kernels.linear import Gated, Linear
+from actorium.kernels.reference.activation import BETA, NO_ALPHAS
 from actorium.kernels.reference.experts import Experts, route_groups
 from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.scaled_linear import has_products, is_packed
@@ -91,6 +93,37 @@ def dense(w: LayerWeights, bias: bool = False, activation: str = "silu",
     """The MLP of these weights."""
     gate, up, down = names
     return Dense(w.gated(bias, activation, gate, up), w.summed(bias, down), activation)
+
+
+@dataclass(slots=True)
+class Ungated:
+    """An MLP without a gate."""
+
+    up: Linear
+    down: Linear
+    activation: Callable[[Tensor], Tensor]
+    """See `TorchOps.activation`."""
+
+    @property
+    def waits(self) -> bool:
+        return False
+
+    @property
+    def form(self) -> InputForm:
+        return self.up.form
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.linear(ops.activate(ops.linear(x, self.up), self.activation), self.down)
+
+
+def ungated(w: LayerWeights, s: ModelShape) -> Ungated:
+    """The MLP of these weights."""
+    (_, up, down), alphas = GATED, NO_ALPHAS
+    if s.activation == "xielu":
+        above, below = (F.softplus(w.pop(f"act_fn.alpha_{kind}").float()).item() for kind in "pn")
+        alphas = above, BETA + below
+    return Ungated(w.linear(s.mlp_bias, up), w.summed(s.mlp_bias, down),
+                   w.ops.activation(s.activation, alphas))
 
 
 @dataclass(slots=True)

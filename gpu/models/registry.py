@@ -97,7 +97,8 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
     else:
         tensors = read_tensors(path, specs, dtype, device, progress, kind.fused(whole), fp8,
                                _cache_scales(config, whole, group.place), shape.grouped,
-                               stored_weights(raw, where), slices)
+                               stored_weights(raw, where), slices,
+                               ARCHITECTURES[shape.architecture].names)
     model = kind(shape, tensors, device, attention, config.device.native_kernels,
                  config.device.kernels, group)
     model.drafter = load_drafter(model, tensors)

@@ -141,7 +141,7 @@ def workspace_bytes(shape: ModelShape, tokens: int, rows: int) -> int:
     """
     beside = shape.output_gate or shape.norm_after_rope or shape.scales_queries
     widths = [shape.q_size * (3 if beside else 2) + 2 * shape.kv_size]
-    if shape.whole_qk_norm or shape.qkv_clip:  # what is normed and joined again lies beside it
+    if shape.whole_qk_norm or shape.clip_qkv:  # what is normed and joined again lies beside it
         widths.append(3 * shape.q_size + 5 * shape.kv_size)
     if (m := shape.latent) is not None:
         widths = [m.query_rank + m.row + shape.heads * (m.query + 2 * m.row + m.value)]

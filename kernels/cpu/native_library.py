@@ -38,6 +38,8 @@ LOG = logging.getLogger("actorium.kernels")
 _POINTER = [c_void_p]
 SIGNATURES = {
     "rms_norm": _POINTER * 3 + [c_int64, c_int, c_float, c_int],
+    "layer_norm": [c_void_p, c_int64] + _POINTER * 2 + [c_int64] * 2 + [c_int] * 2
+                  + [c_float, c_int],
     "silu_mul": _POINTER * 2 + [c_int64, c_int, c_int],
     "grouped_combine": _POINTER * 3 + [c_int64, c_int, c_int, c_int],
     "gelu_mul": _POINTER * 2 + [c_int64, c_int, c_int],

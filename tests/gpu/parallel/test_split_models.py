@@ -94,11 +94,29 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "jamba": lambda path: write_recurrent(path, "JambaForCausalLM", mamba_proj_bias=True),
     "lfm2-moe": lambda path: write_recurrent(path, "Lfm2MoeForCausalLM"),
     "lfm2": lambda path: write_recurrent(path, "Lfm2ForCausalLM", conv_bias=True),
+    "starcoder2": lambda path: write_checkpoint(path, "Starcoder2ForCausalLM",
+                                                intermediate_size=90),
+    "cohere": lambda path: write_checkpoint(path, "CohereForCausalLM", use_qk_norm=True,
+                                            num_key_value_heads=1, logit_scale=0.5),
+    "apertus": lambda path: write_checkpoint(path, "ApertusForCausalLM"),
+    "gpt2": lambda path: write_checkpoint(path, "GPT2LMHeadModel", n_inner=90),
+    "phi": lambda path: write_checkpoint(path, "PhiForCausalLM", qk_layernorm=True,
+                                         vocab_size=201),
+    "stablelm": lambda path: write_checkpoint(
+        path, "StableLmForCausalLM", qk_layernorm=True, use_parallel_residual=True),
+    "gpt-neox": lambda path: write_checkpoint(path, "GPTNeoXForCausalLM"),
+    "nemotron": lambda path: write_checkpoint(path, "NemotronForCausalLM", mlp_bias=True),
+    "olmo": lambda path: write_checkpoint(path, "OlmoForCausalLM", clip_qkv=0.5),
+    "falcon": lambda path: write_checkpoint(
+        path, "FalconForCausalLM", new_decoder_architecture=True, num_kv_heads=2),
+    "persimmon": lambda path: write_checkpoint(path, "PersimmonForCausalLM"),
+    "opt": lambda path: write_checkpoint(path, "OPTForCausalLM", ffn_dim=90),
 }
 BY_FOUR = ("llama-bias-tied", "gemma3", "deepseek", "qwen3.5", "qwen3-moe", "granite-groups")
 """More ranks than heads of keys and values, and what each kind of layer makes of that."""
 LIKE_OTHERS = ("qwen2", "mistral", "latent-no-query-rank", "granite", "granite-moe-shared",
-               "ministral3", "minimax-m2", "hunyuan-moe", "flex-olmo", "deepseek-v2")
+               "ministral3", "minimax-m2", "hunyuan-moe", "flex-olmo", "deepseek-v2", "starcoder2",
+               "apertus", "gpt-neox", "nemotron", "olmo", "falcon", "persimmon", "opt")
 
 
 @pytest.mark.parametrize(("name", "size"), [

@@ -238,7 +238,7 @@ def test_a_lack_of_memory_is_reported(capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.parametrize(("config", "message"), [
     ({}, "architectures: must name the model class"),
-    ({"architectures": ["GPT2LMHeadModel"]}, "architecture GPT2LMHeadModel is not supported"),
+    ({"architectures": ["BloomForCausalLM"]}, "architecture BloomForCausalLM is not supported"),
     ({"num_hidden_layers": None}, "num_hidden_layers: must be a positive integer, got None"),
     ({"num_key_value_heads": 5}, "num_key_value_heads: 5 does not divide 16 heads"),
     ({"dtype": "int4"}, "dtype: must be float32, bfloat16 or float16, got 'int4'"),
