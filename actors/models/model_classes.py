@@ -84,6 +84,7 @@ MODEL_TYPES = {
     "mamba": ModelClass("MambaForCausalLM", 32_768),
     "falcon_mamba": ModelClass("FalconMambaForCausalLM", 32_768),
     "jamba": ModelClass("JambaForCausalLM", 262_144),
+    "nemotron_h": ModelClass("NemotronHForCausalLM", 4096),
     "starcoder2": ModelClass("Starcoder2ForCausalLM", 4096),
     "cohere": ModelClass("CohereForCausalLM", 8192),
     "cohere2": ModelClass("Cohere2ForCausalLM", 8192),

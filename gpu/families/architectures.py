@@ -73,6 +73,7 @@ from actorium.gpu.families.mixture_config import (
     qwen2_moe,
 )
 from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.families.nemotron_config import nemotron_h
 from actorium.gpu.families.quant_config import (
     gguf_grouped,
     online_grouped,
@@ -168,6 +169,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "MambaForCausalLM": Architecture(mamba, parted_layer),
     "FalconMambaForCausalLM": Architecture(falcon_mamba, parted_layer),
     "JambaForCausalLM": Architecture(jamba, parted_layer),
+    "NemotronHForCausalLM": Architecture(nemotron_h, parted_layer),
     "Starcoder2ForCausalLM": Architecture(ln.starcoder2, causal_layer, names.FEED),
     "CohereForCausalLM": Architecture(ln.cohere, causal_layer),
     "Cohere2ForCausalLM": Architecture(ln.cohere2, causal_layer),

@@ -255,8 +255,9 @@ class MixtureNames(NamedTuple):
     at: str = "mlp."
     """What their names begin with in a layer."""
     router: str = "gate"
-    expert: tuple[str, str, str] = GATED
-    """An expert's projections."""
+    expert: tuple[str, ...] = GATED
+    """An expert's projections; of two, the first has no gate, and its activation is squared ReLU.
+    """
     stacked: tuple[str, ...] = ("experts.gate_up_proj", "experts.down_proj")
     """Those of all experts in one, gate and up together; (): no checkpoint has them so."""
     turned: bool = False
@@ -284,6 +285,9 @@ class ExpertShape(NamedTuple):
     shared_gate: bool = True
     """A sigmoid gates what the shared expert gives."""
     names: MixtureNames = MixtureNames()
+    latent: int = 0
+    """Width of what the experts take and give, which two projections make of hidden states and
+    back; 0 = hidden states."""
 
 
 class Routing(NamedTuple):
@@ -466,7 +470,7 @@ class ModelShape:
     layer_norms: LayerNorms = LayerNorms()
     parts: tuple[LayerParts, ...] = ()
     """Of each layer, for families whose layers differ in them; (): each has a mixer and an MLP."""
-    dense_names: tuple[str, str, str] = GATED
+    dense_names: tuple[str, ...] = GATED
     """What a dense MLP's projections are called, where `parts` say where it is."""
     multipliers: Multipliers | None = None
     """None: all are 1."""

@@ -299,8 +299,13 @@ def grouped_mixture_tensors(at: str, hidden: int, s: ExpertShape) -> list[Tensor
     if names.bias:
         rows = (1, s.number) if names.bias_row else (s.number,)
         specs.append(TensorSpec(f"{at}{names.bias}", rows, "float32"))
-    specs += _experts(at, hidden, s)
-    return [*specs, *dense_tensors(f"{at}{names.shared}", hidden, s.shared)] if s.shared else specs
+    specs += _experts(at, s.latent or hidden, s)
+    if s.latent:
+        specs += [*linear_tensors(f"{at}fc1_latent_proj", s.latent, hidden),
+                  *linear_tensors(f"{at}fc2_latent_proj", hidden, s.latent)]
+    if s.shared:
+        specs += dense_tensors(f"{at}{names.shared}", hidden, s.shared, names=names.expert)
+    return specs
 
 
 def layer_mlp_tensors(at: str, s: ModelShape, i: int) -> list[TensorSpec]:

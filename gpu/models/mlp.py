@@ -31,7 +31,9 @@ def mixture_fused(at: str, hidden: int, s: ExpertShape) -> list[Fused]:
     if not s.names.stacked:
         return []
     at, (gate_up, down), (*two, one) = f"{at}{s.names.at}", s.names.stacked, s.names.expert
-    return [_stacked(at, gate_up, tuple(two), (s.number, 2 * s.size, hidden), s.names.turned),
+    hidden = s.latent or hidden
+    return [_stacked(at, gate_up, tuple(two), (s.number, len(two) * s.size, hidden),
+                     s.names.turned),
             _stacked(at, down, (one,), (s.number, hidden, s.size), s.names.turned)]
 
 
@@ -89,7 +91,7 @@ class Dense:
 
 
 def dense(w: LayerWeights, bias: bool = False, activation: str = "silu",
-          names: tuple[str, str, str] = GATED) -> Dense:
+          names: tuple[str, ...] = GATED) -> Dense:
     """The MLP of these weights."""
     gate, up, down = names
     return Dense(w.gated(bias, activation, gate, up), w.summed(bias, down), activation)
@@ -115,6 +117,10 @@ class Ungated:
     def forward(self, x: Tensor) -> Tensor:
         return ops.linear(ops.activate(ops.linear(x, self.up), self.activation), self.down)
 
+    def __call__(self, x: Input) -> Tensor:
+        """As one of many experts: [n, hidden] -> [n, hidden]."""
+        return self.down(self.activation(self.up(x)))
+
 
 def ungated(w: LayerWeights, s: ModelShape) -> Ungated:
     """The MLP of these weights."""
@@ -124,6 +130,12 @@ def ungated(w: LayerWeights, s: ModelShape) -> Ungated:
         alphas = above, BETA + below
     return Ungated(w.linear(s.mlp_bias, up), w.summed(s.mlp_bias, down),
                    w.ops.activation(s.activation, alphas))
+
+
+def squared(w: LayerWeights, names: tuple[str, ...]) -> Ungated:
+    """That of an expert without a gate, or one that all tokens go through."""
+    up, down = names
+    return Ungated(w.linear(False, up), w.summed(False, down), w.ops.activation("relu2"))
 
 
 @dataclass(slots=True)
@@ -165,15 +177,26 @@ class Mixture:
 def experts(w: LayerWeights, s: ExpertShape) -> Experts:
     """Those of these weights; grouped on the device where the kernels can, and all of them are in
     the model's dtype, or in FP8 of which the device has products."""
-    own, (gate, up, down) = [w.under(f"experts.{e}.") for e in range(s.number)], s.names.expert
+    own, (*wide, down) = [w.under(f"experts.{e}.") for e in range(s.number)], s.names.expert
     kinds = {each.dtype(name) for each in own for name in s.names.expert}
     weight = own[0].tensors[f"{own[0].prefix}{down}.weight"]
     served = len(kinds) == 1 and ROWS not in kinds and (
         not isinstance(weight, Tensor) or not is_packed(weight) or has_products(weight.device))
+    if len(wide) == 1:
+        return _squared_experts(w, own, s.names.expert, served)
     if not w.ops.groups_experts or not served:
         return w.ops.experts_of([dense(each.parts(), names=s.names.expert) for each in own])
-    gate_up = torch.stack([each.pop(f"{gate}.weight", f"{up}.weight") for each in own])
+    gate_up = torch.stack([each.pop(*(f"{name}.weight" for name in wide)) for each in own])
     return w.ops.experts(gate_up, torch.stack([each.pop(f"{down}.weight") for each in own]))
+
+
+def _squared_experts(w: LayerWeights, own: list[LayerWeights], names: tuple[str, ...],
+                     served: bool) -> Experts:
+    """Those without a gate, which are grouped in the model's dtype alone."""
+    if not w.ops.groups_experts or not served or own[0].dtype(names[0]).itemsize == 1:
+        return w.ops.each_expert([squared(each.parts(), names) for each in own])
+    return w.ops.squared_experts(*(torch.stack([each.pop(f"{name}.weight") for each in own])
+                                   for name in names))
 
 
 def mixture(w: LayerWeights, s: ExpertShape) -> Mixture:
@@ -198,9 +221,11 @@ class GroupedMixture:
     bias: Tensor | None
     """f32[E]: on the scores, when experts are chosen."""
     experts: Experts
-    shared: Dense | None
+    shared: Dense | Ungated | None
     total: RankGroup | MixtureSum | None
     """See `Mixture`."""
+    latent: tuple[Linear, Linear] | None = None
+    """To what the experts take, and back."""
 
     @property
     def waits(self) -> bool:
@@ -221,6 +246,9 @@ class GroupedMixture:
     def route(self, x: Input) -> Tensor:
         """What the chosen experts give, weighted: [T, hidden]."""
         weights, chosen = self.choose(plain(x))
+        if self.latent is not None:
+            into, out_of = self.latent
+            return out_of(self.experts(into(x), weights.to(x.dtype), chosen))
         if not self.routing.on_input:
             return self.experts(x, weights.to(x.dtype), chosen)
         rows = (plain(x).unsqueeze(1) * weights.to(x.dtype).unsqueeze(2)).flatten(0, 1)
@@ -243,10 +271,15 @@ class GroupedMixture:
 def grouped_mixture(w: LayerWeights, s: ExpertShape, routing: Routing) -> GroupedMixture:
     """The mixture of a layer's weights."""
     w, names = w.under(s.names.at), s.names
-    return GroupedMixture(
-        s, routing, w.ops, w.ops.float_linear(w.pop(f"{names.router}.weight")),
-        w.pop(names.bias).flatten() if names.bias else None, experts(w, s),
-        dense(w.under(names.shared).parts()) if s.shared else None, w.mixture_sum())
+    router = w.ops.float_linear(w.pop(f"{names.router}.weight"))
+    bias, shared = w.pop(names.bias).flatten() if names.bias else None, None
+    if s.shared:
+        inner = w.under(names.shared).parts()
+        shared = dense(inner) if len(names.expert) > 2 else squared(inner, names.expert)
+    latent = (w.linear(False, "fc1_latent_proj"), w.linear(False, "fc2_latent_proj"))\
+        if s.latent else None
+    return GroupedMixture(s, routing, w.ops, router, bias, experts(w, s), shared, w.mixture_sum(),
+                          latent)
 
 
 def layer_mlp(w: LayerWeights, s: ModelShape, i: int) -> Dense | Mixture | GroupedMixture:

@@ -22,7 +22,15 @@ from actorium.gpu.models.decoder import Decoder, Layer, Mixer, Mlp
 from actorium.gpu.models.forward_context import ForwardContext
 from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.models.mamba1 import mamba1
-from actorium.gpu.models.mlp import Dense, dense, grouped_mixture, mixture, mixture_fused
+from actorium.gpu.models.mlp import (
+    Dense,
+    Ungated,
+    dense,
+    grouped_mixture,
+    mixture,
+    mixture_fused,
+    ungated,
+)
 from actorium.gpu.models.recurrent import RecurrentLayer, mamba2
 from actorium.gpu.models.short_conv import short_conv
 from actorium.gpu.parallel.split_layers import SummedLinear
@@ -92,8 +100,10 @@ class PartedLM(Decoder):
                                         joined if group is None else SummedLinear(joined, group),
                                         r.inner + r.channels + r.heads)
 
-    def _mlp(self, w: LayerWeights) -> Dense:
+    def _mlp(self, w: LayerWeights) -> Dense | Ungated:
         s, m = self.shape, self.shape.multipliers
+        if not s.gated:
+            return ungated(w, s)
         if m is None:
             return dense(w, s.mlp_bias, s.activation, s.dense_names)
         *first, down = s.dense_names

@@ -125,6 +125,15 @@ class TorchOps:
         """Experts of which each has its products from this backend already."""
         return EachExpert(own)
 
+    def each_expert(self, own: Sequence[Callable[[Tensor], Tensor]]) -> Experts:
+        """Experts of any kind, one after the other."""
+        return EachExpert(own)
+
+    def squared_experts(self, up: Tensor, down: Tensor) -> Experts:
+        """Experts without a gate, whose activation is the square of what is above 0. up: [E, I, H];
+        down: [E, H, I]. Raises `TypeError` unless `groups_experts`."""
+        raise TypeError(f"{self.name}: experts are run one by one")
+
     def tune(self, device: torch.device, rehearsal: bool = False) -> None:
         """Choose among ways to run the products that steps so far have run, by measuring. Waits
         for the device. rehearsal: run each of them once instead, and forget the products."""

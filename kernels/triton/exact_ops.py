@@ -8,6 +8,8 @@ work row by row anyway.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -59,6 +61,14 @@ class ExactTritonOps(TritonOps):
             return ExactExperts(gate_up, down)
         self.inexact.add("experts in FP8 or float32")
         return super().experts(gate_up, down)
+
+    def squared_experts(self, up: Tensor, down: Tensor) -> Experts:
+        self.inexact.add("experts without a gate")
+        return super().squared_experts(up, down)
+
+    def each_expert(self, own: Sequence[Callable[[Tensor], Tensor]]) -> Experts:
+        self.inexact.add("experts without a gate")
+        return super().each_expert(own)
 
     def experts_of(self, own: list[ExpertProducts]) -> Experts:  # type: ignore[override]
         self.inexact.add("experts, whose rows are shared out among products, and summed, by torch")

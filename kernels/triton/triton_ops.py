@@ -28,7 +28,7 @@ from actorium.kernels.triton.commit import commit, commit_likeliest
 from actorium.kernels.triton.delta import delta_step, delta_window
 from actorium.kernels.triton.delta_extend import delta_extend
 from actorium.kernels.triton.draw import choose
-from actorium.kernels.triton.experts import GroupedExperts
+from actorium.kernels.triton.experts import GroupedExperts, SquaredExperts
 from actorium.kernels.triton.fill import fill
 from actorium.kernels.triton.gated_norm import gated_norm, norm_gated
 from actorium.kernels.triton.grouped_mm import TritonGrouped, TritonGroupedGated, can_serve
@@ -162,6 +162,9 @@ class TritonOps(TorchOps):
                                self.gelu_mul_quant)
         return SkinnyGated(SkinnyLinear(weight, bias, self.products, "silu"), self.silu_mul,
                            self.silu_mul_quant)
+
+    def squared_experts(self, up: Tensor, down: Tensor) -> Experts:
+        return SquaredExperts(up, down, self.activation("relu2"))
 
     def experts(self, gate_up: Tensor, down: Tensor) -> Experts:
         return (ScaledExperts if is_packed(down) else GroupedExperts)(gate_up, down)

@@ -40,6 +40,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "FalconMambaForCausalLM": ALONE,
     "JambaForCausalLM": {**BASE, "rms_norm_eps": 1e-4, "attn_layer_period": 3,
                          "attn_layer_offset": 2, "num_experts": 6, "num_experts_per_tok": 2},
+    "NemotronHForCausalLM": {
+        **{name: value for name, value in BASE.items() if name != "num_hidden_layers"},
+        "hybrid_override_pattern": "M-M*-ME", "head_dim": 16, "mamba_num_heads": 8,
+        "mamba_head_dim": 12, "n_groups": 2, "ssm_state_size": 24, "chunk_size": 32,
+        "time_step_min": 1e-20, "n_routed_experts": 6, "moe_intermediate_size": 40,
+        "moe_shared_expert_intermediate_size": 56, "layer_norm_epsilon": 1e-4},
 }
 """Fields of a tiny config, by architecture."""
 

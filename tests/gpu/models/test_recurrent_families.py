@@ -15,6 +15,7 @@ from helpers_parity import ATOL, Case, alone, tokens
 from helpers_recurrent import FAMILIES, write_recurrent
 
 BAMBA, FALCON, LFM2 = "BambaForCausalLM", "FalconH1ForCausalLM", "Lfm2ForCausalLM"
+NEMOTRON = "NemotronHForCausalLM"
 LFM_MOE = "Lfm2MoeForCausalLM"
 MAMBA2, MAMBA, JAMBA = "Mamba2ForCausalLM", "MambaForCausalLM", "JambaForCausalLM"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -62,6 +63,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "mamba_dt_rank": 9, "mamba_conv_bias": False, "mamba_proj_bias": True,
         "tie_word_embeddings": True}),
     "jamba-dense": (JAMBA, {"num_experts": 1, "num_experts_per_tok": 1}),
+    "nemotron": (NEMOTRON, {}),
+    "nemotron-dense": (NEMOTRON, {
+        "hybrid_override_pattern": "M-M-*-MM-", "use_bias": True, "use_conv_bias": False,
+        "mlp_bias": True, "conv_kernel": 3, "n_groups": 1}),
+    "nemotron-latent": (NEMOTRON, {
+        "hybrid_override_pattern": "MEM*E", "moe_latent_size": 24, "n_group": 3, "topk_group": 2,
+        "norm_topk_prob": False, "routed_scaling_factor": 1.5, "num_experts_per_tok": 3}),
 }
 PLAIN = [name for name in CASES if "-" not in name]
 """One of each family."""
@@ -149,6 +157,12 @@ def test_the_worker_reports_its_states(family: Case) -> None:
     (FALCON, {"mamba_d_ssm": 97}, "mamba_n_heads: 8 heads of 12 are not mamba_d_ssm, 97"),
     (LFM2, {"layer_types": ["conv"] * 3}, "layer_types: must be 4 times conv or full_attention"),
     (LFM2, {"layer_types": None, "full_attn_idxs": [9]}, "full_attn_idxs: must list layers"),
+    (NEMOTRON, {"hybrid_override_pattern": "-M"}, "block 0: an MLP or experts that follow no"),
+    (NEMOTRON, {"hybrid_override_pattern": "M--"}, "block 2: an MLP or experts that follow no"),
+    (NEMOTRON, {"hybrid_override_pattern": "MX"}, "hybrid_override_pattern: must be made of M, *"),
+    (NEMOTRON, {"layers_block_type": ["mamba", 3]}, "layers_block_type: must be made of"),
+    (NEMOTRON, {"mlp_hidden_act": "silu"}, "mlp_hidden_act: only 'relu2' is supported"),
+    (NEMOTRON, {"mlp_bias": True}, "mlp_bias: only False is supported"),
     (LFM_MOE, {"num_dense_layers": -1}, "num_dense_layers: must be a number of layers"),
     (LFM_MOE, {"num_experts_per_tok": 9}, "num_experts_per_tok: 9 is more than 6 experts"),
     (LFM2, {"conv_L_cache": 1}, "conv_L_cache: must be at least 2"),
