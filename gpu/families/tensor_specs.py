@@ -304,7 +304,9 @@ def grouped_mixture_tensors(at: str, hidden: int, s: ExpertShape) -> list[Tensor
         specs += [*linear_tensors(f"{at}fc1_latent_proj", s.latent, hidden),
                   *linear_tensors(f"{at}fc2_latent_proj", hidden, s.latent)]
     if s.shared:
-        specs += dense_tensors(f"{at}{names.shared}", hidden, s.shared, names=names.expert)
+        gated = len(names.expert) == len(GATED)
+        specs += dense_tensors(f"{at}{names.shared}", hidden, s.shared,
+                               names=GATED if gated else names.expert)
     return specs
 
 
