@@ -85,6 +85,7 @@ MODEL_TYPES = {
     "falcon_mamba": ModelClass("FalconMambaForCausalLM", 32_768),
     "jamba": ModelClass("JambaForCausalLM", 262_144),
     "nemotron_h": ModelClass("NemotronHForCausalLM", 4096),
+    "kimi_linear": ModelClass("KimiLinearForCausalLM", 1_048_576),
     "starcoder2": ModelClass("Starcoder2ForCausalLM", 4096),
     "cohere": ModelClass("CohereForCausalLM", 8192),
     "cohere2": ModelClass("Cohere2ForCausalLM", 8192),

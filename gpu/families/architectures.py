@@ -46,6 +46,7 @@ from actorium.gpu.families.granite_config import (
     granite_moe,
     granite_moe_shared,
 )
+from actorium.gpu.families.kimi_config import kimi_linear
 from actorium.gpu.families.lfm_config import lfm2, lfm2_moe
 from actorium.gpu.families.llama4_config import llama4
 from actorium.gpu.families.llama_config import (
@@ -170,6 +171,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "FalconMambaForCausalLM": Architecture(falcon_mamba, parted_layer),
     "JambaForCausalLM": Architecture(jamba, parted_layer),
     "NemotronHForCausalLM": Architecture(nemotron_h, parted_layer),
+    "KimiLinearForCausalLM": Architecture(kimi_linear, parted_layer, names.KIMI),
     "Starcoder2ForCausalLM": Architecture(ln.starcoder2, causal_layer, names.FEED),
     "CohereForCausalLM": Architecture(ln.cohere, causal_layer),
     "Cohere2ForCausalLM": Architecture(ln.cohere2, causal_layer),

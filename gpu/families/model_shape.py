@@ -244,7 +244,43 @@ class ScanShape(NamedTuple):
         return self._replace(channels=_part(self.channels, tp, "channels of Mamba"))
 
 
-RecurrentShape = DeltaShape | MambaShape | ConvShape | ScanShape
+class KdaShape(NamedTuple):
+    """A layer of Kimi Delta Attention."""
+
+    heads: int
+    head_dim: int
+    width: int
+    """Of the convolution."""
+
+    @property
+    def kind(self) -> str:
+        """Name of the layer, for people."""
+        return "Kimi Delta Attention"
+
+    @property
+    def inner(self) -> int:
+        """Width of all heads together."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: queries, keys and values."""
+        return 3 * self.inner
+
+    @property
+    def state(self) -> StateShape:
+        """What the layer keeps: [H, V, K], and columns; its inputs are those, beta, and the latent
+        of the decays."""
+        return StateShape((self.heads, self.head_dim, self.head_dim),
+                          (self.width - 1, self.channels),
+                          self.channels + self.heads + self.head_dim)
+
+    def split(self, tp: int) -> KdaShape:
+        """One GPU's heads; see `ModelShape.split`."""
+        return self._replace(heads=_part(self.heads, tp, "heads of Kimi Delta Attention"))
+
+
+RecurrentShape = DeltaShape | MambaShape | ConvShape | ScanShape | KdaShape
 """Of the layers with a recurrent state: every kind has a `width`, of its convolution, and a
 `state`, what a layer keeps of a sequence."""
 

@@ -13,6 +13,7 @@ from actorium.gpu.families.model_shape import (
     ConvShape,
     DeltaShape,
     ExpertShape,
+    KdaShape,
     LatentShape,
     MambaShape,
     ModelShape,
@@ -268,6 +269,23 @@ def scan_tensors(at: str, s: ScanShape, hidden: int) -> list[TensorSpec]:
         specs += [TensorSpec(f"{at}{name}_layernorm.weight", (size,)) for name, size in (
             ("dt", s.rank), ("b", s.state_dim), ("c", s.state_dim))]
     return [*specs, TensorSpec(f"{at}conv1d.bias", (s.channels,))] if s.conv_bias else specs
+
+
+def kda_tensors(at: str, s: KdaShape, hidden: int) -> list[TensorSpec]:
+    """Kimi Delta Attention; the latents every GPU has whole."""
+    into = Projection("in_proj", mixed=True)
+    rows = {**dict.fromkeys("qkv", s.inner), "b": s.heads, "f_a": s.head_dim, "g_a": s.head_dim}
+    return [
+        *(spec for name, count in rows.items()
+          for spec in linear_tensors(f"{at}{name}_proj", count, hidden, False, into)),
+        *(TensorSpec(f"{at}{name}_conv1d.weight", (s.inner, 1, s.width)) for name in "qkv"),
+        *(spec for name in "fg"
+          for spec in linear_tensors(f"{at}{name}_b_proj", s.inner, s.head_dim)),
+        TensorSpec(f"{at}dt_bias", (s.inner,), "float32"),
+        TensorSpec(f"{at}A_log", (s.heads,), "float32"),
+        TensorSpec(f"{at}o_norm.weight", (s.head_dim,)),
+        *linear_tensors(f"{at}o_proj", hidden, s.inner),
+    ]
 
 
 # --- MLPs ----------------------------------------------------------------------------------------

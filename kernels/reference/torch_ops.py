@@ -28,6 +28,7 @@ from actorium.kernels.reference.delta_rule import delta_extend
 from actorium.kernels.reference.delta_window import DeltaLayer, delta_window
 from actorium.kernels.reference.experts import EachExpert, ExpertProducts, Experts
 from actorium.kernels.reference.gated_norm import gated_norm, norm_gated
+from actorium.kernels.reference.kda import kda_extend, kda_step
 from actorium.kernels.reference.kv import write_kv
 from actorium.kernels.reference.latent import HeadProducts
 from actorium.kernels.reference.logprobs import logprobs
@@ -220,6 +221,8 @@ class TorchOps:
     conv_extend = staticmethod(conv_extend)
     conv_step = staticmethod(conv_step)
     conv_tokens = staticmethod(conv_tokens)
+    kda_extend = staticmethod(kda_extend)
+    kda_step = staticmethod(kda_step)
     scan_extend = staticmethod(scan_extend)
     scan_step = staticmethod(scan_step)
 

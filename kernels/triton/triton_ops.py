@@ -33,6 +33,7 @@ from actorium.kernels.triton.fill import fill
 from actorium.kernels.triton.gated_norm import gated_norm, norm_gated
 from actorium.kernels.triton.grouped_mm import TritonGrouped, TritonGroupedGated, can_serve
 from actorium.kernels.triton.int8_mm import TritonInt8, has_row_scales
+from actorium.kernels.triton.kda import kda_extend, kda_step
 from actorium.kernels.triton.logprobs import logprobs
 from actorium.kernels.triton.masks import mask
 from actorium.kernels.triton.norm import add_rms_norm, layer_norm, rms_norm, rms_norm_add
@@ -102,6 +103,8 @@ class TritonOps(TorchOps):
     conv_extend = staticmethod(conv_extend)
     conv_step = staticmethod(conv_step)
     conv_tokens = staticmethod(conv_tokens)
+    kda_extend = staticmethod(kda_extend)
+    kda_step = staticmethod(kda_step)
     scan_extend = staticmethod(scan_extend)
     scan_step = staticmethod(scan_step)
     delta_extend = staticmethod(delta_extend)

@@ -46,6 +46,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mamba_head_dim": 12, "n_groups": 2, "ssm_state_size": 24, "chunk_size": 32,
         "time_step_min": 1e-20, "n_routed_experts": 6, "moe_intermediate_size": 40,
         "moe_shared_expert_intermediate_size": 56, "layer_norm_epsilon": 1e-4},
+    "KimiLinearForCausalLM": {
+        **{name: value for name, value in BASE.items() if name != "num_key_value_heads"},
+        "num_key_value_heads": 4, "q_lora_rank": None, "kv_lora_rank": 20, "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8, "v_head_dim": 10, "moe_intermediate_size": 40,
+        "num_local_experts": 6, "num_experts_per_tok": 2, "linear_head_dim": 16,
+        "linear_num_heads": 4, "rms_norm_eps": 1e-4, "layer_types": [
+            "linear_attention", "linear_attention", "full_attention", "linear_attention"]},
 }
 """Fields of a tiny config, by architecture."""
 

@@ -16,6 +16,7 @@ from helpers_recurrent import FAMILIES, write_recurrent
 
 BAMBA, FALCON, LFM2 = "BambaForCausalLM", "FalconH1ForCausalLM", "Lfm2ForCausalLM"
 NEMOTRON = "NemotronHForCausalLM"
+KIMI = "KimiLinearForCausalLM"
 LFM_MOE = "Lfm2MoeForCausalLM"
 MAMBA2, MAMBA, JAMBA = "Mamba2ForCausalLM", "MambaForCausalLM", "JambaForCausalLM"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -70,6 +71,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron-latent": (NEMOTRON, {
         "hybrid_override_pattern": "MEM*E", "moe_latent_size": 24, "n_group": 3, "topk_group": 2,
         "norm_topk_prob": False, "routed_scaling_factor": 1.5, "num_experts_per_tok": 3}),
+    "kimi": (KIMI, {}),
+    "kimi-odd": (KIMI, {
+        "layer_types": None, "num_hidden_layers": 5, "mlp_layer_types": [
+            "sparse", "dense", "sparse", "sparse", "dense"], "linear_conv_kernel_dim": 3,
+        "linear_num_heads": 2, "n_group": 3, "topk_group": 2, "norm_topk_prob": False,
+        "q_lora_rank": 24, "n_shared_experts": 2}),
+    "kimi-nested": (KIMI, {"layer_types": None, "linear_attn_config": {
+        "head_dim": 8, "num_heads": 4, "short_conv_kernel_size": 2, "full_attn_layers": [2],
+        "kda_layers": [1, 3, 4]}}),
 }
 PLAIN = [name for name in CASES if "-" not in name]
 """One of each family."""
@@ -163,6 +173,10 @@ def test_the_worker_reports_its_states(family: Case) -> None:
     (NEMOTRON, {"layers_block_type": ["mamba", 3]}, "layers_block_type: must be made of"),
     (NEMOTRON, {"mlp_hidden_act": "silu"}, "mlp_hidden_act: only 'relu2' is supported"),
     (NEMOTRON, {"mlp_bias": True}, "mlp_bias: only False is supported"),
+    (KIMI, {"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim: must be at least 2"),
+    (KIMI, {"layer_types": None, "linear_attn_config": {"full_attn_layers": [9]}},
+     "linear_attn_config.full_attn_layers: must list layers"),
+    (KIMI, {"linear_attn_config": 3}, "linear_attn_config: must be an object"),
     (LFM_MOE, {"num_dense_layers": -1}, "num_dense_layers: must be a number of layers"),
     (LFM_MOE, {"num_experts_per_tok": 9}, "num_experts_per_tok: 9 is more than 6 experts"),
     (LFM2, {"conv_L_cache": 1}, "conv_L_cache: must be at least 2"),

@@ -92,6 +92,7 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "mamba2": lambda path: write_recurrent(path, "Mamba2ForCausalLM"),
     "falcon-mamba": lambda path: write_recurrent(path, "FalconMambaForCausalLM", use_bias=True),
     "jamba": lambda path: write_recurrent(path, "JambaForCausalLM", mamba_proj_bias=True),
+    "kimi-linear": lambda path: write_recurrent(path, "KimiLinearForCausalLM"),
     "nemotron-h": lambda path: write_recurrent(path, "NemotronHForCausalLM", moe_latent_size=24),
     "lfm2-moe": lambda path: write_recurrent(path, "Lfm2MoeForCausalLM"),
     "lfm2": lambda path: write_recurrent(path, "Lfm2ForCausalLM", conv_bias=True),
