@@ -34,7 +34,8 @@ WIDE = {**dict.fromkeys(("OlmoeForCausalLM", "PhiForCausalLM", "StableLmForCausa
             "vision_config": {**TOWER_25, "out_hidden_size": 128}},
         **dict.fromkeys(("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"), {
             "rope_parameters": {"rope_type": "default", "mrope_section": [4, 6, 6]}}),
-        "Mamba2ForCausalLM": {"head_dim": 16}}
+        "Mamba2ForCausalLM": {"head_dim": 16},
+        "NemotronHForCausalLM": {"time_step_min": 1e-20}}
 """What heads of 32 numbers, which C's attention asks for, change in a class; Mamba-2's are others.
 """
 
