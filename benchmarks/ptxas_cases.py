@@ -19,11 +19,13 @@ from actorium.gpu.step.batch import ExtendRow
 from actorium.kernels.fp4_weights import Fp4Weight
 from actorium.kernels.grouped_rows import RowFormat
 from actorium.kernels.ragged import ExtendRun, plan_ragged
+from actorium.kernels.reference.activation import ACTIVATIONS
 from actorium.kernels.reference.apply_plan import table_addresses
 from actorium.kernels.reference.delta_rule import Heads
 from actorium.kernels.reference.delta_window import DeltaLayer
 from actorium.kernels.reference.experts import ExpertExtras
 from actorium.kernels.reference.sage import KeyMeans
+from actorium.kernels.reference.selective_scan import ScanInputs
 from actorium.kernels.reference.ssd import SSDSizes, split_inputs
 from actorium.kernels.sampling_tables import (
     WIDTH,
@@ -80,6 +82,12 @@ def norms(width: int) -> None:
     OPS.rms_norm_add(x, x[0], 1e-5, x)
 
 
+def head_norms(heads: int) -> None:
+    """LayerNorms of heads, in place."""
+    x = empty(64, heads + 8, 128)[:, :heads]
+    OPS.layer_norm(x, empty(2, heads, 128), 1e-5, x)
+
+
 def ranks_sum(ranks: int, width: int, dtype: torch.dtype) -> None:
     """Parts of several GPUs, with the residual and the norm, and without."""
     x, room = empty(64, width, dtype=dtype), room_of(width, dtype.itemsize)
@@ -118,6 +126,12 @@ def tables() -> None:
 def rows() -> Iterator[Case]:
     for width in (1152, 4096, 5120, 7168):
         yield Case(f"norm {width}", partial(norms, width))
+    yield Case("layer_norm 12288", lambda: OPS.layer_norm(
+        empty(64, 12_288), empty(2, 12_288), 1e-5))
+    yield Case("layer_norm of heads, Command R+", partial(head_norms, 104))
+    for kind in (*ACTIVATIONS, "xielu"):
+        yield Case(f"activate {kind} 24576",
+                   partial(OPS.activation(kind, (0.7, 1.3)), empty(64, 24_576)))
     for ranks in (2, 4, 8):
         yield Case(f"sum over {ranks} ranks, 8192", partial(ranks_sum, ranks, 8192, BF16))
     yield Case("sum over 2 ranks, 5120, fp32", partial(ranks_sum, 2, 5120, F32))
@@ -397,12 +411,32 @@ def mamba(states: torch.dtype) -> None:
                  empty(48, dtype=F32))
 
 
+def scan(states: torch.dtype) -> None:
+    """Jamba's, of prompts and of single tokens."""
+    channels, at = 8192, torch.zeros(64, dtype=I64)
+    wide, x = empty(64, 32, dtype=F32), empty(64, channels, dtype=F32)
+    inputs, a = ScanInputs(x, x, *wide.split(16, 1)), empty(channels, 16, dtype=F32)
+    held, skip = empty(99, 1, channels, 16, dtype=states), empty(channels, dtype=F32)
+    OPS.scan_extend(inputs, held, plan_ragged([ExtendRun(1, 64)], 4, CPU), a, skip)
+    OPS.scan_step(inputs, held, at, a, skip)
+
+
+def plain_convolution() -> None:
+    """LFM2's, without SiLU."""
+    x, plan = empty(200, 2048), plan_ragged([ExtendRun(1, 200)], 3, CPU)
+    columns, weight = empty(99, 2, 2048), empty(3, 2048, dtype=F32)
+    OPS.conv_tokens(x, columns, weight, plan, F32, None, False)
+    OPS.conv_step(x[:64], columns, torch.zeros(64, dtype=I64), weight, None, False)
+
+
 def recurrent() -> Iterator[Case]:
+    yield Case("conv LFM2", plain_convolution)
     for name, dtype in (("", F32), (", bf16 states", BF16)):
         yield Case(f"delta Qwen3.5-27B, q1{name}", partial(delta, 1, dtype))
         yield Case(f"delta Qwen3.5-27B, q3{name}", partial(delta, 3, dtype))
         yield Case(f"delta_extend Qwen3.5-27B{name}", partial(delta_chunks, dtype))
         yield Case(f"ssd_step Granite 4{name}", partial(mamba, dtype))
+        yield Case(f"scan Jamba{name}", partial(scan, dtype))
     for new in (1, 3):
         yield Case(f"delta Qwen3.5-9B, q{new}", partial(delta, new, F32, GDN_9B))
     yield Case("delta_extend Qwen3.5-9B", partial(delta_chunks, F32, GDN_9B))

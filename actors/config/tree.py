@@ -55,6 +55,10 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """The head in int8 and int4: auto (int8) | none (in `dtype`) | int8 | int4."""
     load_format: str = "auto"
     """auto | safetensors | dummy (random weights: config.json alone is needed)."""
+    model_impl: str = "auto"
+    """Whose code runs the model: auto (ours where the config's class is one of ours, else that of
+    transformers) | actorium | transformers (its class, over our pages: slower, without passes and
+    graphs). docs/models.md says what of an engine goes with it."""
     max_model_len: int | None = None
     """Longest sequence, prompt and completion together; default: the model's own limit."""
     strict_max_tokens: bool = False
@@ -302,9 +306,10 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     was started with, by the last part of that, and as `default`."""
     tool_call_parser: str = "auto"
     """How the model writes calls of tools: auto (by its chat template) | none | hermes |
-    llama3_json | qwen3_coder."""
+    llama3_json | qwen3_coder | harmony (gpt-oss)."""
     reasoning_parser: str = "auto"
-    """How it writes its reasoning: auto (by its chat template) | none | deepseek_r1 | qwen3."""
+    """How it writes its reasoning: auto (by its chat template) | none | deepseek_r1 | qwen3 |
+    harmony."""
     max_body_bytes: int | None = None
     """Largest body of a request; default: 4 MiB, and 32 MiB where the model takes images."""
     access_log: bool = True

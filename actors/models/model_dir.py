@@ -7,6 +7,7 @@ start here. Every failure is a `BadModel` with one line that says what was looke
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,12 +20,20 @@ from actorium.actors.errors import BadConfig, BadModel, shown
 from actorium.actors.models.gguf_config import GGUF
 from actorium.actors.models.gguf_folder import SUFFIX, gguf_folder
 from actorium.actors.models.model_classes import (
+    INDEXED,
     MAX_INT32,
     POSITION_FIELDS,
     architecture,
     default_positions,
 )
-from actorium.actors.models.model_files import MAX_JSON, check_file, read_file
+from actorium.actors.models.model_files import (
+    INDEX,
+    MAX_INDEX,
+    MAX_JSON,
+    check_file,
+    read_file,
+    unindexed_files,
+)
 from actorium.actors.models.model_names import (
     ModelName,
     cached_model,
@@ -109,6 +118,23 @@ def read_json(path: Path, optional: bool = False, max_bytes: int = MAX_JSON) -> 
         return msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise BadModel(f"model: {path} is not a JSON object: {error}", "model") from None
+
+
+def checkpoint_bytes(folder: Path) -> int | None:
+    """Bytes of all tensors, by the safetensors index, else by the size of the files; None where
+    neither is there. Counts what is not loaded as well (vision, MTP layers).
+
+    Raises `BadModel` on an index that is not JSON.
+    """
+    index = folder / INDEX
+    if index.is_file():
+        meta = read_json(index, max_bytes=MAX_INDEX).get("metadata")
+        total = meta.get("total_size") if isinstance(meta, dict) else None
+        return total if isinstance(total, int) and 0 <= total < 2**63 else None
+    files = [folder / name for name in unindexed_files(os.listdir(folder))]
+    if not files or not all(file.is_file() for file in files):
+        return None
+    return sum(file.stat().st_size for file in files)
 
 
 _LEFT_OUT: dict[str, dict[str, Any]] = {
@@ -247,17 +273,28 @@ def max_model_len(config: dict[str, Any], wanted: int | None = None) -> int:
                 and isinstance(original, int) and isinstance(factor, int | float)
                 and 0 < original <= MAX_INT32 and 0 < factor <= MAX_INT32):
             limit = max(limit, min(int(original * factor), MAX_INT32))
-    return within(limit, wanted)
+    return within(min(limit, indexed_length(config) or limit), wanted, config)
 
 
-def within(limit: int, wanted: int | None) -> int:
+def indexed_length(config: dict[str, Any]) -> int | None:
+    """Up to which length the tokens of a model with an indexer attend to all before them, which is
+    what is served of it; None where it has none. Raises `BadModel`."""
+    default = INDEXED.get(architecture(config))
+    if default is None:
+        return None
+    return _positive({"index_topk": default, **text_config(config)}, ("index_topk",))
+
+
+def within(limit: int, wanted: int | None, config: dict[str, Any]) -> int:
     """The longest sequence that is asked for; None = the model's own limit. Raises `BadConfig`
     where it is more than that."""
     if wanted is None:
         return limit
     if wanted > limit:
-        raise BadConfig(f"max_model_len: {wanted} exceeds the model's own limit of {limit} tokens",
-                        "model.max_model_len")
+        why = (f": index_topk, {limit}; beyond it tokens attend to those that an indexer chooses, "
+               "which is not served" if indexed_length(config) == limit else "")
+        raise BadConfig(f"max_model_len: {wanted} exceeds the model's own limit of {limit} tokens"
+                        f"{why}", "model.max_model_len")
     return wanted
 
 

@@ -147,6 +147,6 @@ def needs_of(shape: ModelShape, device: str, kv_cache_dtype: str, page_size: int
     cache = shape.dtype if kv_cache_dtype == "auto" else kv_cache_dtype
     latent = shape.latent
     return AttentionNeeds(device, shape.dtype, cache, shape.head_dim, page_size,
-                          any(group.window for group in shape.groups),
+                          not shape.chunked and any(group.window for group in shape.groups),
                           latent.rank if latent else 0, 1 + drafts, shape.attention_cap > 0,
                           shape.sinks)

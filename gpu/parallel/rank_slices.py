@@ -81,7 +81,7 @@ def rank_faults(s: ModelShape, ranks: int) -> list[str]:
         found.append(f"weights in {s.dtype}")
     if s.grouped is not None or s.fp8 is not None:
         found.append("weights in 4 to 8 bits, whose inputs are rounded together")
-    widths = {} if len(s.sparse) == s.layers else {"MLPs": s.intermediate}
+    widths = {"MLPs": s.intermediate} if s.has_dense else {}
     if s.experts is not None:
         widths |= {"experts": s.experts.size, "an expert that all tokens go through":
                    s.experts.shared}

@@ -10,6 +10,9 @@ struct leaves;
 void norm_row(const bf16 *in, const bf16 *w, bf16 *out, int dim, float eps, int more);
 void gate_row(const bf16 *gate_up, bf16 *y, int dim, int gelu);
 void rms_norm(const bf16 *x, const bf16 *w, bf16 *y, int64_t rows, int dim, float eps, int threads);
+void layer_norm(const bf16 *x, int64_t x_stride, const bf16 *w, bf16 *y, int64_t y_stride,
+                int64_t rows, int parts, int dim, float eps, int threads);
+void map_numbers(const bf16 *x, const bf16 *numbers, bf16 *y, int64_t count, int threads);
 void silu_mul(const bf16 *gate_up, bf16 *out, int64_t rows, int dim, int threads);
 void gelu_mul(const bf16 *gate_up, bf16 *out, int64_t rows, int dim, int threads);
 void rms_norm_int8(const bf16 *x, const bf16 *w, bf16 *y, int8_t *codes, float *scales, int64_t rows,

@@ -27,16 +27,17 @@ def route(logits: Tensor, chosen: int, normalised: bool) -> tuple[Tensor, Tensor
 
 
 def route_groups(
-    scores: Tensor, bias: Tensor, groups: int, chosen_groups: int, chosen: int
+    scores: Tensor, bias: Tensor | None, groups: int, chosen_groups: int, chosen: int,
+    good: int = 2,
 ) -> tuple[Tensor, Tensor]:
     """(scores, experts): [T, chosen] each, of the highest of scores + bias among the experts of the
-    best groups, a group being as good as its two best (DeepSeek-V3, arXiv 2412.19437).
+    best groups, a group being as good as its `good` best (DeepSeek-V3, arXiv 2412.19437).
 
-    scores: f32[T, E], above 0; bias: f32[E]. E is a multiple of groups.
+    scores: f32[T, E], above 0; bias: f32[E], None: 0. E is a multiple of groups.
     """
-    biased = (scores + bias).unflatten(1, (groups, -1))
+    biased = (scores if bias is None else scores + bias).unflatten(1, (groups, -1))
     if chosen_groups < groups:
-        best = biased.topk(2, -1).values.sum(-1).topk(chosen_groups, -1).indices
+        best = biased.topk(good, -1).values.sum(-1).topk(chosen_groups, -1).indices
         closed = torch.ones(biased.shape[:2], dtype=torch.bool, device=scores.device)
         closed.scatter_(1, best, False)
         biased = biased.masked_fill(closed.unsqueeze(-1), -torch.inf)

@@ -5,6 +5,7 @@ dtype. The others are `cpu.native_ops` (bf16 on a CPU, in C) and `triton.triton_
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,9 +16,16 @@ from actorium.kernels.inputs import Input, InputForm, Quantised, Unnormed
 from actorium.kernels.linear import FloatLinear, Gated, Linear, PackedLinear, can_pack
 from actorium.kernels.ragged import Ragged
 from actorium.kernels.reference import sampling
-from actorium.kernels.reference.activation import clamped_swiglu, gelu_mul, silu_mul
+from actorium.kernels.reference.activation import (
+    NO_ALPHAS,
+    Alphas,
+    activate,
+    clamped_swiglu,
+    gelu_mul,
+    silu_mul,
+)
 from actorium.kernels.reference.apply_plan import apply_plan
-from actorium.kernels.reference.causal_conv import conv_extend, conv_step
+from actorium.kernels.reference.causal_conv import conv_extend, conv_step, conv_tokens
 from actorium.kernels.reference.delta_rule import delta_extend
 from actorium.kernels.reference.delta_window import DeltaLayer, delta_window
 from actorium.kernels.reference.experts import (
@@ -30,8 +38,9 @@ from actorium.kernels.reference.gated_norm import gated_norm, norm_gated
 from actorium.kernels.reference.kv import write_kv
 from actorium.kernels.reference.latent import HeadProducts
 from actorium.kernels.reference.logprobs import logprobs
-from actorium.kernels.reference.norm import rms_norm
+from actorium.kernels.reference.norm import layer_norm, rms_norm
 from actorium.kernels.reference.rope import apply_rope
+from actorium.kernels.reference.selective_scan import scan_extend, scan_step
 from actorium.kernels.reference.ssd import ssd_step
 from actorium.kernels.sampling_ops import SamplingOps
 from actorium.kernels.sampling_tables import RowLayout, SamplingTables
@@ -170,8 +179,14 @@ class TorchOps:
         assert norms is not None
         return Unnormed(x, weight, eps) if norms(len(x)) else self.rms_norm(x, weight, eps)
 
+    layer_norm = staticmethod(layer_norm)
     gated_norm = staticmethod(gated_norm)
     norm_gated = staticmethod(norm_gated)
+
+    def activation(self, kind: str, alphas: Alphas = NO_ALPHAS) -> Callable[[Tensor], Tensor]:
+        """The activation of each number of [T, N]; see `reference.activation.activate`."""
+        return partial(activate, kind=kind, alphas=alphas)
+
     silu_mul = staticmethod(silu_mul)
     gelu_mul = staticmethod(gelu_mul)
 
@@ -214,6 +229,9 @@ class TorchOps:
 
     conv_extend = staticmethod(conv_extend)
     conv_step = staticmethod(conv_step)
+    conv_tokens = staticmethod(conv_tokens)
+    scan_extend = staticmethod(scan_extend)
+    scan_step = staticmethod(scan_step)
 
     def delta_extend(self, p: Tensor, states: Tensor, columns: Tensor, plan: Ragged,
                      layer: DeltaLayer) -> Tensor:
