@@ -19,7 +19,6 @@ from actorium.actors.models.gguf_families import (
     LATENT,
     NOT_WEIGHTS,
     ONE_EACH,
-    OUTER,
     QKV,
     SECOND,
     GgufFamily,
@@ -112,8 +111,8 @@ class _Names(NamedTuple):
         module, _, kind = name.rpartition(".")
         layer = _LAYER_NAME.fullmatch(name)
         if layer is None:
-            if module in OUTER:
-                yield from self._named(f"{OUTER[module]}.{kind}", name, stored)
+            if module in self.family.outer:
+                yield from self._named(f"{self.family.outer[module]}.{kind}", name, stored)
             elif name not in NOT_WEIGHTS:
                 raise self._unknown(name)
             return
@@ -257,7 +256,7 @@ def _with_factors(file: GgufFile) -> Iterator[tuple[str, GgufTensor]]:
 def kv_heads_of(file: GgufFile, at: str, heads: int) -> int:
     """Of each layer with attention: those of recurrent ones are 0."""
     key = f"{at}.attention.head_count_kv"
-    if at != "granitehybrid" or not file.is_array(key):
+    if at not in ("granitehybrid", "lfm2") or not file.is_array(key):
         return file.same(key, heads)
     counts = {count for count in file.numbers(key, MAX_LAYERS) if count}
     if len(counts) != 1 or not isinstance(count := counts.pop(), int) or not 0 < count <= heads:

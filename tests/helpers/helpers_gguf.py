@@ -25,7 +25,11 @@ ARCHITECTURES = {
         "SmolLM3": "smollm3", "Glm": "chatglm", "Glm4": "glm4", "SeedOss": "seed_oss",
         "Exaone4": "exaone4", "Granite": "granite", "GraniteMoe": "granitemoe",
         "GraniteMoeHybrid": "granitehybrid", "DeepseekV3": "deepseek2",
-        "Qwen3Next": "qwen3next", "Qwen3_5": "qwen35", "Qwen3_5Moe": "qwen35moe"}.items()}
+        "Qwen3Next": "qwen3next", "Qwen3_5": "qwen35", "Qwen3_5Moe": "qwen35moe",
+        "Olmoe": "olmoe", "Glm4Moe": "glm4moe", "Dots1": "dots1", "MiniMaxM2": "minimax-m2",
+        "Ernie4_5": "ernie4_5", "Ernie4_5_Moe": "ernie4_5-moe", "HunYuanDenseV1": "hunyuan-dense",
+        "HunYuanMoEV1": "hunyuan-moe", "Lfm2": "lfm2", "DeepseekV2": "deepseek2",
+        "GraniteMoeShared": "granitemoe", "Ministral3": "mistral3"}.items()}
 """That are served from GGUF, and GGUF's names for them."""
 SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
           "IQ2_XXS": (0,), "IQ2_XS": (0,), "IQ2_S": (0,), "IQ3_XXS": (0,), "IQ3_S": (0,),
@@ -118,11 +122,12 @@ def write_model(path: Path, architecture: str, kind: str, seed: int = 0, more: W
 
 
 HEADS = ("token_embd.weight", "output.weight")
-SMALL = ("gate_inp", "ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm", "ssm_ba", "ssm_beta")
+SMALL = ("gate_inp", "shortconv.conv.", "probs_b", "ssm_conv1d", "ssm_a", "ssm_d",
+         "ssm_norm", "ssm_ba", "ssm_beta")
 """Parts of names of what stays in F32."""
 RENAMED = {
-    ".dt_bias": ".dt_proj.bias", "router.weight": "router.layer.weight",
-    "correction_bias": "correction.bias",
+    ".dt_bias": ".dt_proj.bias", "gate.moe_statics": "moe_statics",
+    "router.weight": "router.layer.weight", "correction_bias": "correction.bias",
     "block_sparse_moe.experts.down_proj": "block_sparse_moe.output_linear.weight",
 }
 """Parts of names in transformers' models, and in checkpoints as the package knows them."""
@@ -177,7 +182,8 @@ def _moved(name: str, weight: Tensor, config: Any, at: str) -> tuple[str, Tensor
     if name.endswith("ssm_norm.weight") and at == "granitehybrid":
         return (name, weight.view(config.mamba_n_groups, -1),
                 lambda own: weight.copy_(own.view_as(weight)))
-    if "ssm_conv1d.weight" in name or "gate_inp_shexp" in name:
+    if any(part in name for part in ("ssm_conv1d.weight", "gate_inp_shexp", "shortconv.conv.weight",
+                                     "probs_b")):
         return name, weight.squeeze(), lambda own: weight.copy_(own.view_as(weight))
     return name, weight, weight.copy_
 
@@ -280,6 +286,11 @@ KEYS: dict[str, str] = {
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "shared_intermediate_size": "expert_shared_feed_forward_length",
+    "moe_num_experts": "expert_count", "moe_k": "expert_used_count",
+    "moe_topk": "expert_used_count", "moe_num_shared_experts": "expert_shared_count",
+    "moe_layer_interval": "interleave_moe_layer_step",
+    "moe_layer_start_index": "leading_dense_block_count",
+    "num_shared_expert": "expert_shared_count", "conv_L_cache": "shortconv.l_cache",
     "n_shared_experts": "expert_shared_count", "n_group": "expert_group_count",
     "topk_group": "expert_group_used_count", "routed_scaling_factor": "expert_weights_scale",
     "first_k_dense_replace": "leading_dense_block_count", "q_lora_rank": "attention.q_lora_rank",
@@ -303,6 +314,7 @@ def describe(writer: gguf.GGUFWriter, config: Any, at: str) -> None:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     for field, key in KEYS.items():
         value = getattr(config, field, None)
+        value = value[0] if isinstance(value, list) else value
         if isinstance(value, float):
             writer.add_float32(f"{at}.{key}", value)
         elif value is not None and value is not False:
@@ -315,13 +327,22 @@ def describe(writer: gguf.GGUFWriter, config: Any, at: str) -> None:
         return
     heads, width = config.num_key_value_heads, getattr(
         config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if at == "granitehybrid":
+    if at in ("granitehybrid", "lfm2"):
         writer.add_head_count_kv([heads if "attention" in kind and "linear" not in kind
                                   else 0 for kind in config.layer_types])
-        writer.add_ssm_inner_size(config.mamba_expand * config.hidden_size)
-        writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
     else:
         writer.add_head_count_kv(heads)
+    if at == "granitehybrid":
+        writer.add_ssm_inner_size(config.mamba_expand * config.hidden_size)
+        writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
+    if at in ("glm4moe", "dots1"):
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+    if at == "minimax-m2":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+    if at == "mistral3":
+        _describe_yarn(writer, ropes, 1.0)
+        if "llama_4_scaling_beta" in ropes:
+            writer.add_attn_temperature_scale(ropes["llama_4_scaling_beta"])
     if not at.startswith(("granite", "phi3", "chatglm")):
         writer.add_key_length(width)
         writer.add_value_length(width)
@@ -358,10 +379,15 @@ def _describe_latents(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_value_length_mla(config.v_head_dim)
     writer.add_rope_dimension_count(rotated)
     writer.add_expert_weights_norm(config.norm_topk_prob)
-    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    ropes = config.rope_parameters
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX if hasattr(
+        config, "topk_method") else gguf.ExpertGatingFuncType.SIGMOID)
+    _describe_yarn(writer, config.rope_parameters, 0.1)
+
+
+def _describe_yarn(writer: gguf.GGUFWriter, ropes: dict[str, Any], share: float) -> None:
+    """share: of what the logarithm is multiplied by."""
     if ropes.get("rope_type") == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(ropes["factor"])
         writer.add_rope_scaling_orig_ctx_len(ropes["original_max_position_embeddings"])
-        writer.add_rope_scaling_yarn_log_mul(0.1 * ropes["mscale_all_dim"])
+        writer.add_rope_scaling_yarn_log_mul(share * ropes["mscale_all_dim"])
