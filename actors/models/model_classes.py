@@ -83,6 +83,27 @@ MODEL_TYPES = {
     "mamba": ModelClass("MambaForCausalLM", 32_768),
     "falcon_mamba": ModelClass("FalconMambaForCausalLM", 32_768),
     "jamba": ModelClass("JambaForCausalLM", 262_144),
+    "starcoder2": ModelClass("Starcoder2ForCausalLM", 4096),
+    "cohere": ModelClass("CohereForCausalLM", 8192),
+    "cohere2": ModelClass("Cohere2ForCausalLM", 8192),
+    "gpt_neox": ModelClass("GPTNeoXForCausalLM", 2048),
+    "gpt2": ModelClass("GPT2LMHeadModel", 1024),
+    "phi": ModelClass("PhiForCausalLM", 2048),
+    "stablelm": ModelClass("StableLmForCausalLM", 4096),
+    "nemotron": ModelClass("NemotronForCausalLM", 4096),
+    "olmo": ModelClass("OlmoForCausalLM", 2048),
+    "helium": ModelClass("HeliumForCausalLM", 4096),
+    "arcee": ModelClass("ArceeForCausalLM", 4096),
+    "internlm3": ModelClass("InternLM3ForCausalLM", 32_768),
+    "apertus": ModelClass("ApertusForCausalLM", 65_536),
+    "gptj": ModelClass("GPTJForCausalLM", 2048),
+    "gpt_bigcode": ModelClass("GPTBigCodeForCausalLM", 1024),
+    "falcon": ModelClass("FalconForCausalLM", 2048),
+    "persimmon": ModelClass("PersimmonForCausalLM", 16_384),
+    "jais2": ModelClass("Jais2ForCausalLM", 8192),
+    "vaultgemma": ModelClass("VaultGemmaForCausalLM", 8192),
+    "opt": ModelClass("OPTForCausalLM", 2048),
+    "gpt_oss": ModelClass("GptOssForCausalLM", 131_072),
 }
 """By `model_type`."""
 INDEXED = {"DeepseekV32ForCausalLM": 2048, "GlmMoeDsaForCausalLM": 2048}
@@ -99,7 +120,7 @@ def architecture(config: dict[str, Any]) -> str:
     known = MODEL_TYPES.get(str(config.get("model_type")))
     if known is None:
         return name
-    family = known.name.partition("For")[0]
+    family = known.name.partition("For")[0].removesuffix("LMHeadModel")
     return known.name if name in ("", f"{family}Model", f"{family}TextModel") else name
 
 

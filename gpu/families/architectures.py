@@ -13,6 +13,8 @@ from actorium.actors.config.tree import MADE_BITS, STORED, Config
 from actorium.actors.errors import SHOWN, BadConfig, BadModel
 from actorium.actors.models.model_classes import MODEL_TYPES, architecture
 from actorium.actors.models.model_dir import read_json, within
+from actorium.gpu.families import layer_norm_config as ln
+from actorium.gpu.families import tensor_names as names
 from actorium.gpu.families.decoder_config import ConfigReader
 from actorium.gpu.families.deepseek_config import (
     deepseek,
@@ -29,6 +31,7 @@ from actorium.gpu.families.dense_config import (
     glm,
     glm4,
     hunyuan,
+    internlm3,
     olmo2,
     olmo3,
     phi3,
@@ -54,6 +57,7 @@ from actorium.gpu.families.llama_config import (
     mistral,
     qwen2,
     qwen3,
+    vault_gemma,
 )
 from actorium.gpu.families.mamba_config import bamba, falcon_h1, mamba2, parted_layer
 from actorium.gpu.families.mistral_config import ministral3, mistral3, mistral4
@@ -62,6 +66,7 @@ from actorium.gpu.families.mixture_config import (
     ernie4_5_moe,
     flex_olmo,
     glm4_moe,
+    gpt_oss,
     hunyuan_moe,
     minimax_m2,
     mixtral,
@@ -92,9 +97,15 @@ from actorium.gpu.families.tensor_specs import (
     mtp_tensors,
     vision_tensors,
 )
+from actorium.gpu.families.transformers_config import (
+    any_decoder,
+    require_as_stored,
+    require_class,
+)
 
 LayerTensors = Callable[[ModelShape, int, str], list[TensorSpec]]
 """(shape, i, what their names begin with) -> the tensors of the i-th layer."""
+
 
 
 class Architecture(NamedTuple):
@@ -102,6 +113,8 @@ class Architecture(NamedTuple):
 
     read: ConfigReader
     layer: LayerTensors
+    names: names.Renames = ()
+    """Of tensors that checkpoints call otherwise than `layer` does."""
     mtp: Callable[[ModelShape], MtpNames] | None = None
     """Where checkpoints have the layer that drafts, which as a decoder layer is number
     `ModelShape.layers`; None where the family has none."""
@@ -115,8 +128,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen3ForCausalLM": Architecture(qwen3, causal_layer),
     "Gemma3ForCausalLM": Architecture(gemma3, causal_layer),
     "Gemma3ForConditionalGeneration": Architecture(gemma3, causal_layer),
-    "DeepseekV3ForCausalLM": Architecture(deepseek, deepseek_layer, deepseek_mtp),
-    **{name: Architecture(qwen_hybrid, hybrid_layer, qwen_mtp) for name in HYBRIDS},
+    "DeepseekV3ForCausalLM": Architecture(deepseek, deepseek_layer, mtp=deepseek_mtp),
+    **{name: Architecture(qwen_hybrid, hybrid_layer, mtp=qwen_mtp) for name in HYBRIDS},
     "GraniteForCausalLM": Architecture(granite, causal_layer),
     "GraniteMoeHybridForCausalLM": Architecture(granite_hybrid, granite_hybrid_layer),
     "Qwen2_5_VLForConditionalGeneration": Architecture(qwen25_vl, causal_layer),
@@ -138,10 +151,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "GraniteMoeSharedForCausalLM": Architecture(granite_moe_shared, granite_hybrid_layer),
     "Mistral3ForConditionalGeneration": Architecture(mistral3, causal_layer),
     "Ministral3ForCausalLM": Architecture(ministral3, causal_layer),
-    "DeepseekV32ForCausalLM": Architecture(deepseek_v32, deepseek_layer, deepseek_mtp),
-    "GlmMoeDsaForCausalLM": Architecture(glm_moe_dsa, deepseek_layer, deepseek_mtp),
+    "DeepseekV32ForCausalLM": Architecture(deepseek_v32, deepseek_layer, mtp=deepseek_mtp),
+    "GlmMoeDsaForCausalLM": Architecture(glm_moe_dsa, deepseek_layer, mtp=deepseek_mtp),
     "Mistral4ForCausalLM": Architecture(mistral4, deepseek_layer),
-    "Glm4MoeForCausalLM": Architecture(glm4_moe, hybrid_layer, deepseek_mtp),
+    "Glm4MoeForCausalLM": Architecture(glm4_moe, hybrid_layer, mtp=deepseek_mtp),
     "MiniMaxM2ForCausalLM": Architecture(minimax_m2, hybrid_layer),
     "Ernie4_5ForCausalLM": Architecture(ernie4_5, causal_layer),
     "Ernie4_5_MoeForCausalLM": Architecture(ernie4_5_moe, hybrid_layer),
@@ -152,7 +165,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "DeepseekV2ForCausalLM": Architecture(deepseek_v2, deepseek_layer),
     "Llama4ForCausalLM": Architecture(llama4, hybrid_layer),
     "Llama4ForConditionalGeneration": Architecture(llama4, hybrid_layer),
-    "Glm4MoeLiteForCausalLM": Architecture(glm4_moe_lite, deepseek_layer, deepseek_mtp),
+    "Glm4MoeLiteForCausalLM": Architecture(glm4_moe_lite, deepseek_layer, mtp=deepseek_mtp),
     "BambaForCausalLM": Architecture(bamba, parted_layer),
     "FalconH1ForCausalLM": Architecture(falcon_h1, parted_layer),
     "Lfm2ForCausalLM": Architecture(lfm2, parted_layer),
@@ -160,6 +173,27 @@ ARCHITECTURES: dict[str, Architecture] = {
     "MambaForCausalLM": Architecture(mamba, parted_layer),
     "FalconMambaForCausalLM": Architecture(falcon_mamba, parted_layer),
     "JambaForCausalLM": Architecture(jamba, parted_layer),
+    "Starcoder2ForCausalLM": Architecture(ln.starcoder2, causal_layer, names.FEED),
+    "CohereForCausalLM": Architecture(ln.cohere, causal_layer),
+    "Cohere2ForCausalLM": Architecture(ln.cohere2, causal_layer),
+    "GPTNeoXForCausalLM": Architecture(ln.gpt_neox, causal_layer, names.NEOX),
+    "GPT2LMHeadModel": Architecture(ln.gpt2, causal_layer, names.GPT2),
+    "PhiForCausalLM": Architecture(ln.phi, causal_layer, names.PHI),
+    "StableLmForCausalLM": Architecture(ln.stablelm, causal_layer, names.HEAD_NORMS),
+    "NemotronForCausalLM": Architecture(ln.nemotron, causal_layer),
+    "OlmoForCausalLM": Architecture(ln.olmo, causal_layer),
+    "HeliumForCausalLM": Architecture(ln.helium, causal_layer),
+    "InternLM3ForCausalLM": Architecture(internlm3, causal_layer),
+    "ArceeForCausalLM": Architecture(ln.arcee, causal_layer),
+    "ApertusForCausalLM": Architecture(ln.apertus, causal_layer),
+    "GPTJForCausalLM": Architecture(ln.gptj, causal_layer, names.GPT),
+    "GPTBigCodeForCausalLM": Architecture(ln.gpt_bigcode, causal_layer, names.BIGCODE),
+    "FalconForCausalLM": Architecture(ln.falcon, causal_layer, names.FALCON),
+    "PersimmonForCausalLM": Architecture(ln.persimmon, causal_layer, names.PERSIMMON),
+    "Jais2ForCausalLM": Architecture(ln.jais2, causal_layer),
+    "VaultGemmaForCausalLM": Architecture(vault_gemma, causal_layer),
+    "OPTForCausalLM": Architecture(ln.opt, causal_layer, names.OPT),
+    "GptOssForCausalLM": Architecture(gpt_oss, hybrid_layer),
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""
@@ -168,19 +202,23 @@ text alone."""
 def shape_from_config(
     raw: dict[str, Any], where: Path, dtype: str = "auto", max_model_len: int | None = None,
     quantization: str = "auto", group: int | None = None, head: str = "auto",
-    text_only: bool = False,
+    text_only: bool = False, impl: str = "auto",
 ) -> ModelShape:
     """`ModelShape` of a parsed `config.json`.
 
     dtype: of the weights, "auto" = the checkpoint's. max_model_len: None = the model's own limit.
-    quantization, group, head: see `ModelConfig`. text_only: without what images take. Raises
+    quantization, group, head, impl: see `ModelConfig`. text_only: without what images take. Raises
     `BadModel` naming the file and the field that is missing or wrong, and `BadConfig` for a
     max_model_len beyond the limit.
     """
     name = _architecture(raw, where)
-    if name not in ARCHITECTURES:
-        raise BadModel(f"{where}: architecture {name} is not supported{_what_is_near(name)}")
-    raw = {**raw, "architectures": [name]}
+    own, raw = name in ARCHITECTURES, {**raw, "architectures": [name]}
+    if impl == "transformers" or impl == "auto" and not own:
+        require_class(name, raw, where, unsupported(name))
+        return _by_transformers(raw, where, dtype, max_model_len, quantization, own)
+    if not own:
+        raise BadModel(f"{where}: {unsupported(name)}; "
+                       "--model-impl transformers serves many others by transformers' classes")
     fp8, stored = served_fp8(raw, where, quantization), stored_weights(raw, where)
     if quantization in STORED:
         if (found := stored_in(raw)) != quantization:
@@ -205,6 +243,21 @@ def shape_from_config(
     return shape
 
 
+def _by_transformers(raw: dict[str, Any], where: Path, dtype: str, max_model_len: int | None,
+                     quantization: str, own: bool) -> ModelShape:
+    """The shape of a model that transformers' class runs; own: we have a class for it, too."""
+    require_as_stored(quantization)
+    try:
+        shape = any_decoder(raw, where, dtype)
+    except BadModel as error:
+        if own:
+            raise
+        raise BadModel(f"{where}: {unsupported(raw['architectures'][0])}; nor is it by "
+                       "transformers' class (--model-impl): "
+                       f"{error.message.removeprefix(f'{where}: ')}") from None
+    return replace(shape, max_model_len=within(shape.max_model_len, max_model_len, raw))
+
+
 def read_shape(path: Path, config: Config) -> ModelShape:
     """The shape of the checkpoint at `path`. Raises `BadModel` and `BadConfig`."""
     if not path.is_dir():
@@ -212,7 +265,8 @@ def read_shape(path: Path, config: Config) -> ModelShape:
     where, model, page = path / "config.json", config.model, config.memory.page_size
     shape = shape_from_config(read_json(where), where, model.dtype, model.max_model_len,
                               model.quantization, model.quantization_group,
-                              model.quantization_head, model.language_model_only)
+                              model.quantization_head, model.language_model_only,
+                              model.model_impl)
     if shape.chunked and (chunk := max(shape.windows)) % page:
         raise BadConfig(f"page_size: must divide the chunks of {chunk} tokens to which the model "
                         f"attends, got {page}", "memory.page_size")
@@ -227,9 +281,9 @@ def _architecture(raw: dict[str, Any], where: Path) -> str:
     return name
 
 
-def _what_is_near(name: str) -> str:
-    """Names the supported architectures most like one that is not, or else the families, and what
-    would help."""
+def unsupported(name: str) -> str:
+    """Says so of a class; names the supported architectures most like it, or else the families, and
+    what would help."""
     stems: dict[str, str] = {}
     for own in ARCHITECTURES:
         stems.setdefault(_stem(own), own)
@@ -237,8 +291,8 @@ def _what_is_near(name: str) -> str:
     families = [one for one in stems if not any(one != o and one.startswith(o) for o in stems)]
     which = (f"near it is {' or '.join(near)}" if near else
              f"supported are {', '.join(families)} and their kin")
-    return (f"; {which}. A checkpoint with the tensors of a supported model is served once its "
-            "config names that class")
+    return (f"architecture {name} is not supported; {which}. A checkpoint with the tensors of a "
+            "supported model is served once its config names that class")
 
 
 def _stem(name: str) -> str:
@@ -266,8 +320,10 @@ def model_tensors(s: ModelShape) -> list[TensorSpec]:
 
 def mtp_names(s: ModelShape) -> MtpNames | None:
     """Where the checkpoint has the layer that drafts; None where the shape has none."""
+    if not s.mtp_layers:
+        return None
     kind = ARCHITECTURES[s.architecture]
-    return kind.mtp(s) if s.mtp_layers and kind.mtp else None
+    return kind.mtp(s) if kind.mtp else None
 
 
 def attention_modules(s: ModelShape) -> list[str]:

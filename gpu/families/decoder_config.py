@@ -3,8 +3,9 @@ layers that draft."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from actorium.actors.errors import BadModel, shown
@@ -60,7 +61,7 @@ def decoder_shape(
         hidden=hidden, intermediate=get.int("intermediate_size"), layers=layers, heads=heads,
         kv_heads=kv_heads, head_dim=width, norm_eps=get.float("rms_norm_eps", 1e-6),
         tied=get.flag("tie_word_embeddings"), ropes=own, windows=(0,) * layers,
-        max_model_len=_longest(get), dtype=_dtype(get, dtype),
+        max_model_len=_longest(get), dtype=weight_dtype(get, dtype),
         attention_scale=width**-0.5, activation=activation, rotary_dim=rotary)
 
 
@@ -76,7 +77,8 @@ def _longest(get: Fields) -> int:
     return max_model_len(get.raw)
 
 
-def _dtype(get: Fields, wanted: str) -> str:
+def weight_dtype(get: Fields, wanted: str) -> str:
+    """Returns the dtype that was asked for; of "auto" that of the config. Raises `BadModel`."""
     name = wanted
     if wanted == "auto":
         name = get.raw.get("dtype") or get.raw.get("torch_dtype") or "float32"
@@ -196,22 +198,25 @@ def _rotary_dim(get: Fields, head_dim: int) -> int:
     name, at = rope_field(get), "partial_rotary_factor"
     r = Fields(get.raw.get(name) or {}, get.where, f"{name}.")
     share = r.float(at, get.float(at, 1.0))
+    bad = (r if r.raw.get(at) else get).bad
     if share > 1:
-        raise r.bad(at, f"must be above 0 and at most 1, got {shown(share)}")
+        raise bad(at, f"must be above 0 and at most 1, got {shown(share)}")
     rotary = int(head_dim * share)
     if rotary % 2 or rotary < 2:
-        raise r.bad(at, f"{share} of {head_dim} dimensions is no even number")
+        raise bad(at, f"{share} of {head_dim} dimensions is no even number")
     return rotary if rotary < head_dim else 0
 
 
 class Fields:
     """Typed access to the fields of a config, with errors that name them."""
 
-    def __init__(self, raw: dict[str, Any], where: Path, prefix: str = "") -> None:
-        self.raw, self.where, self.prefix = raw, where, prefix
+    def __init__(self, raw: dict[str, Any], where: Path, prefix: str = "",
+                 called: Mapping[str, str] = MappingProxyType({})) -> None:
+        """called: what the file calls fields that have other names in `raw`."""
+        self.raw, self.where, self.prefix, self.called = raw, where, prefix, called
 
     def bad(self, name: str, why: str) -> BadModel:
-        return BadModel(f"{self.where}: {self.prefix}{name}: {why}")
+        return BadModel(f"{self.where}: {self.prefix}{self.called.get(name, name)}: {why}")
 
     def only(self, **fields: Any) -> None:
         """Raises `BadModel` for the first of these fields that says something else, where this is

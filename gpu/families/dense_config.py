@@ -7,6 +7,7 @@
 - GLM-4: the rotated pairs lie side by side, in a part of a head; `Glm4` norms what attention and
   MLP give as well.
 - Seed-OSS: biases.
+- InternLM3: biases by names of its own.
 - EXAONE 4: norms as OLMo's, but of each head; layers with full attention have no rope.
 - ERNIE 4.5: the rotated pairs lie side by side.
 - Hunyuan: each head is normed once it is rotated.
@@ -74,6 +75,12 @@ HUNYUAN: dict[str, Any] = {
     "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-5,
 }
 """What one of Hunyuan leaves out."""
+INTERNLM3: dict[str, Any] = {
+    "vocab_size": 128_512, "hidden_size": 4096, "intermediate_size": 10_240,
+    "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128,
+    "rms_norm_eps": 1e-5,
+}
+"""What one of InternLM3 leaves out."""
 NORMS_AFTER = LayerNorms("", "", "post_attention_layernorm", "post_feedforward_layernorm")
 
 
@@ -203,3 +210,10 @@ def _alpha_rope(get: Fields) -> RopeShape:
     width = get.int("head_dim", max(1, get.int("hidden_size") // heads))
     theta = r.float("rope_theta", get.float("rope_theta", 10000.0))
     return RopeShape(theta=theta * r.float("alpha") ** (width / max(1, width - 2)))
+def internlm3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of InternLM3's config, whose biases transformers has all, or none."""
+    get = Fields(completed(raw, INTERNLM3), where)
+    bias = get.flag("qkv_bias", get.flag("attention_bias"))
+    if get.flag("bias", get.flag("mlp_bias")) != bias:
+        raise get.bad("bias", f"must be as qkv_bias is, {str(bias).lower()}")
+    return replace(decoder_shape(get, dtype), qkv_bias=bias, o_bias=bias, mlp_bias=bias)

@@ -261,6 +261,8 @@ class MixtureNames(NamedTuple):
     """Those of all experts in one, gate and up together; (): no checkpoint has them so."""
     turned: bool = False
     """Of these, each expert's rows are its inputs."""
+    alternating: bool = False
+    """That is so, too, and the columns of gate and up alternate."""
     shared: str = "shared_expert."
     """What the names of the expert that all tokens go through begin with."""
     bias: str = ""
@@ -284,6 +286,10 @@ class ExpertShape(NamedTuple):
     shared_gate: bool = True
     """A sigmoid gates what the shared expert gives."""
     names: MixtureNames = MixtureNames()
+    bias: bool = False
+    """The router and the experts' projections have biases."""
+    clamp: tuple[float, float] | None = None
+    """(alpha, limit) of a clamped SwiGLU (`activation.clamped_swiglu`); None: a plain one."""
 
 
 class Routing(NamedTuple):
@@ -426,10 +432,19 @@ class ModelShape:
     """Heads are normed once they are rotated."""
     query_scaling: QueryScaling | None = None
     """How queries grow with their position; None: they do not."""
+    qk_norm_by_head: bool = False
+    """Each head has a weight of its own in these norms."""
+    qk_norm_bias: bool = False
+    qk_norms: tuple[int, int] | tuple[()] = ()
+    """Query and key heads of all GPUs, where the norm of each is a tensor by itself."""
     whole_qk_norm: bool = False
     """They are normed, the heads of all GPUs together."""
-    qkv_clip: float = 0.0
-    """Queries, keys and values are cut off at plus and minus this; 0 = they are not."""
+    clip_qkv: float = 0.0
+    """Queries, keys and values are at most so far from 0; 0 = they stay."""
+    learned_positions: int = 0
+    """Rows of a table of which that of its position is added to each embedding; 0 = there is
+    none."""
+    head_bias: bool = False
     embed_scale: float = 1.0
     """On the embeddings."""
     logit_scale: float = 1.0
@@ -437,10 +452,23 @@ class ModelShape:
     """Scores become cap * tanh(score / cap); 0 = they stay."""
     logit_cap: float = 0.0
     """The same of logits."""
+    sinks: bool = False
+    """Each head has a learned score that no token's value goes with (an attention sink)."""
     activation: str = "silu"
-    """silu or gelu (its tanh form): what gates the MLP."""
+    """silu or gelu (its tanh form): what gates the MLP; of one that is not gated, also gelu_erf,
+    relu, relu2 (its square), or xielu."""
+    gated: bool = True
+    """The MLP has a gate."""
     norm_plus_one: bool = False
     """Norms multiply by 1 + weight."""
+    layer_norm: bool = False
+    """Norms, of heads as well, are LayerNorms, which subtract the mean; else RMS norms."""
+    norm_parts: tuple[str, ...] = ("weight",)
+    """What checkpoints have of the norms of hidden states: of LayerNorms perhaps a bias, or
+    nothing."""
+    parallel: bool = False
+    """Attention and the MLP take the same hidden states; a MLP without a norm of its own takes them
+    as normed for attention."""
     layer_norms: LayerNorms = LayerNorms()
     parts: tuple[LayerParts, ...] = ()
     """Of each layer, for families whose layers differ in them; (): each has a mixer and an MLP."""
@@ -476,6 +504,8 @@ class ModelShape:
     """Which weights are in 4 to 8 bits in memory; None: none."""
     vision: VisionShape | None = None
     """Of the tower for images, which every GPU has whole; None: there is none."""
+    by_transformers: int = 0
+    """Numbers of all weights, where transformers' own class runs the model; 0: one of ours does."""
     tp: int = 1
     """GPUs that share the layers; sizes of heads, MLPs and vocabulary are those of one of them."""
     whole_vocab_size: int = 0
@@ -495,6 +525,12 @@ class ModelShape:
     def sandwich_norms(self) -> bool:
         """Whether what attention and the MLP give is normed."""
         return bool(self.layer_norms.mixer_out)
+
+    @property
+    def adjusts_qkv(self) -> bool:
+        """Whether queries, keys and values are clipped, or normed otherwise than by the RMS of each
+        head."""
+        return self.whole_qk_norm or self.clip_qkv > 0 or (self.qk_norm and self.layer_norm)
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
@@ -594,9 +630,14 @@ class ModelShape:
         vocabulary are divided; kv heads fewer than `tp` are replicated. Raises `BadConfig`."""
         if tp == 1:
             return self
+        if self.by_transformers:
+            raise BadConfig("--tp: models that transformers' classes run (--model-impl) are not "
+                            "split: their weights have no rank's parts", "tp")
         experts = self.experts
         if experts is not None:
-            experts = experts._replace(size=-(-experts.size // tp), shared=-(-experts.shared // tp))
+            step = tp * (self.grouped.step if self.grouped else 1)
+            experts = experts._replace(size=-(-experts.size // step) * (step // tp),
+                                       shared=-(-experts.shared // tp))
         return replace(
             self, tp=tp, whole_vocab_size=self.vocabulary,
             kv_heads=_shared(self.kv_heads, tp, "kv heads"),

@@ -21,11 +21,15 @@ from actorium.gpu.families.model_shape import (
 from actorium.gpu.families.vision_shape import VisionShape
 from actorium.gpu.families.weight_formats import ONLINE, GroupedShape, WeightFormat
 
-EMBED, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+EMBED, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm", "lm_head.weight"
+POSITIONS = "model.embed_positions.weight"
+"""The table of learned positions."""
 EMBED_AND_HEAD = (EMBED, HEAD)
 """The tensors that are not a projection's and can be held in 4 to 8 bits."""
 ATTENTION = "self_attn."
 """What the names of an attention's tensors begin with, in a layer of any family."""
+SINKS = "sinks"
+"""What checkpoints call a layer's attention sinks."""
 TOWER = "visual."
 """Prefix of the names of a vision tower's tensors, in checkpoints of text and images."""
 NORMS = ("input_layernorm", "post_attention_layernorm")
@@ -115,13 +119,18 @@ def layer_prefix(i: int) -> str:
 
 def embedding_and_head_tensors(s: ModelShape) -> list[TensorSpec]:
     """Embeddings, final norm and head."""
-    specs = [TensorSpec(EMBED, (s.vocab_size, s.hidden)), TensorSpec(FINAL_NORM, (s.hidden,))]
+    specs = [TensorSpec(EMBED, (s.vocab_size, s.hidden)), *norm_tensors("", s, (FINAL_NORM,))]
+    if s.learned_positions:
+        specs.append(TensorSpec(POSITIONS, (s.learned_positions, s.hidden)))
+    if s.head_bias:
+        specs.append(TensorSpec("lm_head.bias", (s.vocab_size,)))
     return specs if s.tied else [*specs, TensorSpec(HEAD, (s.vocab_size, s.hidden))]
 
 
 def norm_tensors(at: str, s: ModelShape, names: Sequence[str] = NORMS) -> list[TensorSpec]:
     """Norms of a layer's input or output; `at` begins their names."""
-    return [TensorSpec(f"{at}{name}.weight", (s.hidden,)) for name in names]
+    return [TensorSpec(f"{at}{name}.{part}", (s.hidden,)) for name in names
+            for part in s.norm_parts]
 
 
 def mtp_tensors(names: MtpNames, s: ModelShape) -> list[TensorSpec]:
@@ -157,8 +166,17 @@ def attention_tensors(at: str, s: ModelShape) -> list[TensorSpec]:
     if s.whole_qk_norm:
         specs += [TensorSpec(f"{at}q_norm.weight", (s.q_size,)),
                   TensorSpec(f"{at}k_norm.weight", (s.kv_size,))]
-    if s.qk_norm:
-        specs += [TensorSpec(f"{at}{name}.weight", (s.head_dim,)) for name in s.head_norms if name]
+    if s.sinks:
+        specs.append(TensorSpec(f"{at}{SINKS}", (s.heads,), "float32"))
+    if s.qk_norms:
+        specs += [TensorSpec(f"{at}{name}_norm.norms.{i}.weight", (s.head_dim,))
+                  for name, heads in zip("qk", s.qk_norms, strict=True) for i in range(heads)]
+    elif s.qk_norm:
+        parts = ("weight", "bias") if s.qk_norm_bias else ("weight",)
+        specs += [TensorSpec(f"{at}{name}.{part}",
+                             (heads, s.head_dim) if s.qk_norm_by_head else (s.head_dim,))
+                  for name, heads in zip(s.head_norms, (s.heads, s.kv_heads), strict=True)
+                  for part in parts if name]
     return specs
 
 
@@ -259,19 +277,21 @@ def scan_tensors(at: str, s: ScanShape, hidden: int) -> list[TensorSpec]:
 # --- MLPs ----------------------------------------------------------------------------------------
 
 def dense_tensors(at: str, hidden: int, size: int, bias: bool = False,
-                  names: tuple[str, str, str] = GATED) -> list[TensorSpec]:
-    """A gated MLP."""
-    gate_up, (gate, up, down) = Projection("gate_up"), names
-    return [*linear_tensors(f"{at}{gate}", size, hidden, bias, gate_up),
-            *linear_tensors(f"{at}{up}", size, hidden, bias, gate_up),
+                  names: tuple[str, ...] = GATED) -> list[TensorSpec]:
+    """An MLP; names: of gate, up and down, or of the last two."""
+    gate_up, (*wide, down) = Projection("gate_up"), names
+    return [*(spec for name in wide
+              for spec in linear_tensors(f"{at}{name}", size, hidden, bias, gate_up)),
             *linear_tensors(f"{at}{down}", hidden, size, bias)]
 
 
 def mixture_tensors(at: str, hidden: int, s: ExpertShape) -> list[TensorSpec]:
     """A mixture of experts, each expert's tensors apart. at: of the layer."""
     at = f"{at}{s.names.at}"
-    specs = [TensorSpec(f"{at}{s.names.router}.weight", (s.number, hidden)),
-             *_experts(at, hidden, s)]
+    router = f"{at}{s.names.router}"
+    specs = [TensorSpec(f"{router}.weight", (s.number, hidden)), *_experts(at, hidden, s)]
+    if s.bias:
+        specs.append(TensorSpec(f"{router}.bias", (s.number,)))
     if s.shared:
         specs += dense_tensors(f"{at}{s.names.shared}", hidden, s.shared)
         specs.append(TensorSpec(f"{at}shared_expert_gate.weight", (1, hidden)))
@@ -299,8 +319,8 @@ def layer_mlp_tensors(at: str, s: ModelShape, i: int) -> list[TensorSpec]:
 
 def _experts(at: str, hidden: int, s: ExpertShape) -> Iterable[TensorSpec]:
     return (spec for e in range(s.number)
-            for spec in dense_tensors(f"{at}experts.{e}.", hidden, s.size,
-                                      names=s.names.expert))
+            for spec in dense_tensors(f"{at}experts.{e}.", hidden, s.size, s.bias,
+                                      s.names.expert))
 
 
 # --- vision towers -------------------------------------------------------------------------------

@@ -164,7 +164,7 @@ class PiecewiseGraphRunner:
         groups = [GroupContext(inputs.kv_index(g, size), pool.layers, NO_ATTENTION, pool.scales)
                   for g, pool in enumerate(self._pools)]
         step = ForwardContext(model.ropes_at(inputs.positions(size)), groups, None, [])
-        hidden = model.embedded(inputs.tokens(size))
+        hidden = model.embedded(inputs.tokens(size), inputs.positions(size))
         return step, *model.runs[0].enter(hidden, step)
 
     def _next(self, before: LayerRun, run: LayerRun, step: ForwardContext, y: Tensor,

@@ -9,8 +9,10 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
+from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.parallel.rank_group import LoneRank, RankGroup
 from actorium.gpu.parallel.split_layers import MixtureSum, SummedLinear
+from actorium.gpu.weights.dtypes import TORCH_DTYPES
 from actorium.gpu.weights.lazy_tensors import (
     INPUT_ORDER,
     LazyTensor,
@@ -87,6 +89,10 @@ class LayerWeights:
         """One tensor, or several stacked."""
         parts = [materialised(self.tensors.pop(self.prefix + name)) for name in names]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        """What is to be taken under this name."""
+        self.tensors[self.prefix + name] = tensor
 
     def optional(self, name: str) -> Tensor | None:
         """One tensor, if it is there."""
@@ -170,6 +176,10 @@ class LayerWeights:
             _let_go(read)
         return own
 
+    def clamped(self, bias: bool, clamp: tuple[float, float], *names: str) -> Gated:
+        """Gate and up of an expert with a clamped SwiGLU, see `ExpertShape.clamp`."""
+        return self.ops.clamped_gated(self.linear(bias, *names), *clamp)
+
     def embedding(self, name: str, is_head: bool) -> tuple[Tensor | RowLookup, Linear | None]:
         """([V, K], or what gives its rows; a product with it, where it is the head as well)."""
         if self.dtype(name) is not ROWS:
@@ -204,6 +214,18 @@ class LayerWeights:
         """A norm's weight, with the 1 folded in."""
         weight = self.pop(f"{name}.weight")
         return (weight.float() + 1).to(weight.dtype) if self.plus_one else weight
+
+    def norm_of(self, s: ModelShape, name: str, device: torch.device) -> Tensor:
+        """The weight of a norm of hidden states, [hidden]; of a LayerNorm [2, hidden], its bias
+        behind it, where a checkpoint may have only one of them, or none."""
+        if not s.layer_norm:
+            return self.norm(name)
+        own = torch.tensor([[1.0], [0.0]], dtype=TORCH_DTYPES[s.dtype]).to(device)
+        own = own.repeat(1, s.hidden)
+        for row, part in enumerate(("weight", "bias")):
+            if part in s.norm_parts:
+                own[row] = self.pop(f"{name}.bias") if row else self.norm(name)
+        return own
 
 
 def stacked(parts: Sequence[Part]) -> list[Part]:

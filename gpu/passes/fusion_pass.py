@@ -61,8 +61,8 @@ class LayerFacts:
     def mixer_reduced(self) -> bool:
         """Whether that is so of the mixer's."""
         mlp = self.layer.mlp
-        return (mlp is not None and not self.shape.sandwich_norms and not takes_fp8(mlp.form)
-                and self.reduced(self.layer.mixer.o))
+        return (mlp is not None and self.rms_before and not self.shape.sandwich_norms
+                and not takes_fp8(mlp.form) and self.reduced(self.layer.mixer.o))
 
     @property
     def mixer_left(self) -> bool:
@@ -76,9 +76,14 @@ class LayerFacts:
                 and self.reduced(self.layer.mlp.down))
 
     @property
-    def norms_before(self) -> bool:
-        """Whether what goes into the mixer, and into the MLP, is normed."""
-        return bool(self.shape.layer_norms.mixer)
+    def gate_up(self) -> Any:
+        """The product of that MLP with its gate, if it has one."""
+        return getattr(self.mlp, "gate_up", None)
+
+    @property
+    def rms_before(self) -> bool:
+        """Whether what goes into the mixer, and into the MLP, is normed by its RMS."""
+        return bool(self.shape.layer_norms.mixer) and not self.shape.layer_norm
 
     @property
     def mixer_norm_sums(self) -> bool:
@@ -102,9 +107,9 @@ class LayerFacts:
             return "norm_add" in self.on
         return self.added(self.layer.mixer.o)
 
-    def gates(self, gated: Gated) -> bool:
+    def gates(self, gated: Gated | None) -> bool:
         """Whether this product is one with its gate."""
-        return "gated_product" in self.on and gated.fuses
+        return "gated_product" in self.on and gated is not None and gated.fuses
 
 
 class FusionPass(ABC):

@@ -121,7 +121,8 @@ class PassManager:
               after: Any) -> Rewritten:
         """A layer's functions; after: the next one; None: but the final norm nothing takes what it
         returns."""
-        parts = ("reduce_norm" in self.on and after is not None and not takes_fp8(after.mixer.form)
+        parts = ("reduce_norm" in self.on and not self.model.shape.layer_norm
+                 and after is not None and not takes_fp8(after.mixer.form)
                  and reduces(after.mixer.o, self.model.dtype))
         facts = LayerFacts(self.model.shape, index, layer, given_as, parts, self.on,
                            self.model.dtype)
@@ -145,7 +146,7 @@ class PassManager:
             return PartGraph(part, name, PIECE)
 
         def apart(plain: Functions, fused: Functions) -> float:
-            return piece_difference(self.model, len(part.norm), *(
+            return piece_difference(self.model, part.norm.shape[-1], *(
                 MethodType(own[0], part) for own in (plain, fused)))
 
         rewritten = self._rewritten(traced, expected, (Pending.NOTHING, False, True),

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from pathlib import Path
 
-from actorium.actors.models.model_dir import read_json
-from actorium.actors.models.model_files import INDEX, MAX_INDEX, unindexed_files
 from actorium.gpu.families.architectures import model_tensors
 from actorium.gpu.families.fp8_config import BLOCK, Fp8Shape
 from actorium.gpu.families.model_shape import DTYPE_BYTES, ModelShape
@@ -29,7 +25,7 @@ SCALE_BYTES = 4
 
 def parameters(shape: ModelShape) -> int:
     """Numbers in one GPU's weights."""
-    return sum(spec.size for spec in model_tensors(shape))
+    return shape.by_transformers or sum(spec.size for spec in model_tensors(shape))
 
 
 def weight_bytes(shape: ModelShape) -> int:
@@ -43,6 +39,8 @@ def weight_bytes(shape: ModelShape) -> int:
 def bytes_by_format(shape: ModelShape) -> dict[str, int]:
     """The same by how they are held: the name of a dtype, or a `WeightFormat` in words; most
     first."""
+    if shape.by_transformers:
+        return {shape.dtype: shape.by_transformers * shape.itemsize}
     held: Counter[str] = Counter()
     specs = model_tensors(shape)
     for spec in specs:
@@ -108,23 +106,6 @@ def _scales_of(fp8: Fp8Shape, parts: Sequence[int], columns: int, scattered: boo
     return -(-columns // BLOCK) * (rows // BLOCK if whole else rows)
 
 
-def checkpoint_bytes(folder: Path) -> int | None:
-    """Bytes of all tensors, by the safetensors index, else by the size of the files; None where
-    neither is there. Counts what is not loaded as well (vision, MTP layers).
-
-    Raises `BadModel` on an index that is not JSON.
-    """
-    index = folder / INDEX
-    if index.is_file():
-        meta = read_json(index, max_bytes=MAX_INDEX).get("metadata")
-        total = meta.get("total_size") if isinstance(meta, dict) else None
-        return total if isinstance(total, int) and 0 <= total < 2**63 else None
-    files = [folder / name for name in unindexed_files(os.listdir(folder))]
-    if not files or not all(file.is_file() for file in files):
-        return None
-    return sum(file.stat().st_size for file in files)
-
-
 def table_bytes(slots: int, max_model_len: int, page_size: int, groups: int,
                 drafts: int = 0) -> int:
     """The worker's resident tables; slots: slot 0 included. What requests with penalties, biases or
@@ -141,7 +122,7 @@ def workspace_bytes(shape: ModelShape, tokens: int, rows: int) -> int:
     """
     beside = shape.output_gate or shape.norm_after_rope or shape.scales_queries
     widths = [shape.q_size * (3 if beside else 2) + 2 * shape.kv_size]
-    if shape.whole_qk_norm or shape.qkv_clip:  # what is normed and joined again lies beside it
+    if shape.whole_qk_norm or shape.clip_qkv:  # what is normed and joined again lies beside it
         widths.append(3 * shape.q_size + 5 * shape.kv_size)
     if (m := shape.latent) is not None:
         widths = [m.query_rank + m.row + shape.heads * (m.query + 2 * m.row + m.value)]

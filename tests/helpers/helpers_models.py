@@ -35,10 +35,12 @@ def tiny_config(architecture: str = "Qwen3ForCausalLM", **options: Any) -> Any:
         "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "head_dim": 16,
         "bos_token_id": None, "eos_token_id": 1, "pad_token_id": None,
     }
+    if architecture.startswith("Falcon"):
+        del base["head_dim"]  # which follows there
     if architecture.startswith("Mistral"):
         base["sliding_window"] = None
-    name = architecture.replace("ForCausalLM", "Config").replace("Gemma3C", "Gemma3TextC")
-    name = name.replace("Llama4C", "Llama4TextC")
+    name = architecture.replace("LMHeadModel", "ForCausalLM").replace("ForCausalLM", "Config")
+    name = name.replace("Gemma3C", "Gemma3TextC").replace("Llama4C", "Llama4TextC")
     config = getattr(transformers, name)(**{**base, **options})
     config.architectures = [architecture]
     return config
