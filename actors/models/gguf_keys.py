@@ -91,6 +91,9 @@ HUNYUAN_KEYS = (
     Key("expert_count", "num_experts"), Key("expert_used_count", "moe_topk"),
     Key("expert_shared_count", "num_shared_expert", NUMBER, 1),
 )
+GPT_OSS_KEYS = (
+    *LOCAL_EXPERTS, Key("expert_feed_forward_length", "intermediate_size"),
+)
 LFM_KEYS = (Key("shortconv.l_cache", "conv_L_cache"),)
 
 
@@ -198,6 +201,13 @@ def minimax_fields(file: GgufFile, at: str, _: Config) -> Config:
 
 def ernie_fields(_: GgufFile, __: str, config: Config) -> Config:
     return {"use_bias": config["attention_bias"]}
+
+
+def gpt_oss_fields(file: GgufFile, at: str, config: Config) -> Config:
+    """The ends of its yarn's ramp are not rounded."""
+    rope = config.get("rope_scaling", {})
+    return {"sliding_window": None, **layer_types(file, at, config, 2),
+            "rope_scaling": {**rope, "truncate": False} if rope else {"rope_type": "default"}}
 
 
 def hunyuan_moe_fields(file: GgufFile, at: str, config: Config) -> Config:

@@ -128,8 +128,9 @@ class _Names(NamedTuple):
             own = _prefixed(prefix, self.family.layer[module], kind)
             yield from self._named(own, inner, stored)
         elif module in self.family.experts:
-            if len(stored.shape) != 3 or kind == "bias":
-                raise self.file.bad(f"tensor {name}", "must be a weight of three dimensions")
+            if len(stored.shape) != (3 if kind == "weight" else 2):
+                raise self.file.bad(f"tensor {name}", "must be weights of three dimensions, or "
+                                    "biases of two")
             for expert in range(stored.shape[0]):
                 each = _prefixed(prefix, self.family.experts[module], kind, expert)
                 yield from self._named(each, inner, stored, expert)

@@ -29,7 +29,7 @@ ARCHITECTURES = {
         "Olmoe": "olmoe", "Glm4Moe": "glm4moe", "Dots1": "dots1", "MiniMaxM2": "minimax-m2",
         "Ernie4_5": "ernie4_5", "Ernie4_5_Moe": "ernie4_5-moe", "HunYuanDenseV1": "hunyuan-dense",
         "HunYuanMoEV1": "hunyuan-moe", "Lfm2": "lfm2", "DeepseekV2": "deepseek2",
-        "GraniteMoeShared": "granitemoe", "Ministral3": "mistral3"}.items()}
+        "GraniteMoeShared": "granitemoe", "Ministral3": "mistral3", "GptOss": "gpt-oss"}.items()}
 """That are served from GGUF, and GGUF's names for them."""
 SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
           "IQ2_XXS": (0,), "IQ2_XS": (0,), "IQ2_S": (0,), "IQ3_XXS": (0,), "IQ3_S": (0,),
@@ -122,12 +122,12 @@ def write_model(path: Path, architecture: str, kind: str, seed: int = 0, more: W
 
 
 HEADS = ("token_embd.weight", "output.weight")
-SMALL = ("gate_inp", "shortconv.conv.", "probs_b", "ssm_conv1d", "ssm_a", "ssm_d",
+SMALL = (".bias", "gate_inp", "shortconv.conv.", "probs_b", "ssm_conv1d", "ssm_a", "ssm_d",
          "ssm_norm", "ssm_ba", "ssm_beta")
 """Parts of names of what stays in F32."""
 RENAMED = {
-    ".dt_bias": ".dt_proj.bias", "gate.moe_statics": "moe_statics",
-    "router.weight": "router.layer.weight", "correction_bias": "correction.bias",
+    ".sinks": ".sinks.weight", ".dt_bias": ".dt_proj.bias", "gate.moe_statics": "moe_statics",
+    "moe.router.weight": "moe.router.layer.weight", "correction_bias": "correction.bias",
     "block_sparse_moe.experts.down_proj": "block_sparse_moe.output_linear.weight",
 }
 """Parts of names in transformers' models, and in checkpoints as the package knows them."""
@@ -148,7 +148,8 @@ def named_tensors(model: Any, at: str) -> Named:
         found.pop("lm_head.weight", None)
     for name, weight in found.items():
         layer = name.split(".")[2] if ".layers." in name else ""
-        own = next((make for end, make in SPLIT.items() if name.endswith(end)
+        split = {**SPLIT, **TURNED} if at == "gpt-oss" else SPLIT
+        own = next((make for end, make in split.items() if name.endswith(end)
                     and (end, at) not in NOT_SPLIT), None)
         if own is not None:
             yield from own(f"blk.{layer}.", weight.data, config)
@@ -216,6 +217,21 @@ def _halves(names: tuple[str, str], at: str, weight: Tensor, _: Any) -> Named:
         yield f"{at}{name}.weight", part.contiguous(), part.copy_
 
 
+def _by_turns(kind: str, at: str, weight: Tensor, _: Any) -> Named:
+    """Gates and ups of GPT-OSS, whose matrices lie on their side."""
+    for i, name in enumerate(("gate", "up")):
+        part = weight[..., i::2]
+        yield (f"{at}ffn_{name}_exps.{kind}",
+               (part.transpose(1, 2) if kind == "weight" else part).contiguous(),
+               lambda own, part=part: part.copy_(own.transpose(1, 2) if own.dim() == 3 else own))
+
+
+def _turned_down(kind: str, at: str, weight: Tensor, _: Any) -> Named:
+    yield (f"{at}ffn_down_exps.{kind}",
+           weight.transpose(1, 2).contiguous() if kind == "weight" else weight,
+           lambda own: weight.copy_(own.transpose(1, 2) if own.dim() == 3 else own))
+
+
 def _shared_halves(at: str, weight: Tensor, config: Any) -> Named:
     end = "_shexp" if config.num_local_experts else ""
     yield from _halves((f"ffn_gate{end}", f"ffn_up{end}"), at, weight, config)
@@ -257,6 +273,13 @@ SPLIT: dict[str, Callable[[str, Tensor, Any], Named]] = {
     "linear_attn.in_proj_qkvz.weight": _delta_parts,
 }
 """By the end of a name: tensors that are several in a file."""
+TURNED = {
+    "experts.gate_up_proj": partial(_by_turns, "weight"),
+    "experts.gate_up_proj_bias": partial(_by_turns, "bias"),
+    "experts.down_proj": partial(_turned_down, "weight"),
+    "experts.down_proj_bias": partial(_turned_down, "bias"),
+}
+"""Those of GPT-OSS."""
 NOT_SPLIT = {("experts.gate_up_proj", "qwen3next")}
 """Experts whose gates and ups lie in one tensor, which newer files have."""
 PAIRED = ("llama", "smollm3", "granite", "granitemoe", "granitehybrid", "mistral3")
@@ -337,9 +360,9 @@ def describe(writer: gguf.GGUFWriter, config: Any, at: str) -> None:
         writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
     if at in ("glm4moe", "dots1"):
         writer.add_expert_weights_norm(config.norm_topk_prob)
-    if at == "minimax-m2":
+    if at in ("minimax-m2", "gpt-oss"):
         writer.add_expert_feed_forward_length(config.intermediate_size)
-    if at == "mistral3":
+    if at in ("mistral3", "gpt-oss"):
         _describe_yarn(writer, ropes, 1.0)
         if "llama_4_scaling_beta" in ropes:
             writer.add_attn_temperature_scale(ropes["llama_4_scaling_beta"])
@@ -363,7 +386,7 @@ def _describe_windows(writer: gguf.GGUFWriter, config: Any, at: str) -> None:
         writer.add_sliding_window(window or 0)
         writer.add_rope_scaling_orig_ctx_len(ropes.get("original_max_position_embeddings")
                                              or config.max_position_embeddings)
-    elif window and at in ("gemma2", "gemma3", "olmo2", "exaone4"):
+    elif window and at in ("gemma2", "gemma3", "olmo2", "exaone4", "gpt-oss"):
         writer.add_sliding_window(window)
         if at in ("olmo2", "exaone4"):
             writer.add_sliding_window_pattern([kind == "sliding_attention"
@@ -390,4 +413,5 @@ def _describe_yarn(writer: gguf.GGUFWriter, ropes: dict[str, Any], share: float)
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(ropes["factor"])
         writer.add_rope_scaling_orig_ctx_len(ropes["original_max_position_embeddings"])
-        writer.add_rope_scaling_yarn_log_mul(share * ropes["mscale_all_dim"])
+        if "mscale_all_dim" in ropes:
+            writer.add_rope_scaling_yarn_log_mul(share * ropes["mscale_all_dim"])

@@ -108,6 +108,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan-moe": ("HunYuanMoEV1", {"num_experts": 6, "moe_topk": [2] * 3}),
     "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3,
                       "block_auto_adjust_ff_dim": False, "norm_eps": 1e-5}),
+    "gpt-oss": ("GptOss", {
+        "num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 24, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "truncate": False,
+            "beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 128}}),
     "qwen3-next": ("Qwen3Next", {
         **EXPERTS, "shared_expert_intermediate_size": 32, "linear_conv_kernel_dim": 3,
         "norm_topk_prob": True, "layer_types": ["linear_attention", "full_attention"] * 2}),
