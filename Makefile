@@ -9,7 +9,7 @@ BIN = $(VENV)/bin
 STARTED := $(shell date +%s.%N)
 
 .PHONY: demo test test-processor test-oldest test-newest lock battery chaos adversary conformance lint bench startup prefix ptxas \
-	cluster long-run forms gpu-check gpu-wheels setup clean verify-all
+	cluster long-run forms parity gpu-check gpu-wheels setup clean verify-all
 .DEFAULT_GOAL := help
 
 # Tests start some thousand processes of ours: compiled modules are kept, whatever the machine prefers.
@@ -30,6 +30,7 @@ help:
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      offline throughput beside transformers, and start-up times"
 	@echo "make prefix     the prefix cache: hit ratios as the pool shrinks, microseconds"
+	@echo "make parity     a tiny checkpoint of every model class: what is proven of each, into docs/models.md"
 	@echo "make long-run   100,000 requests through the scheduler: flat memory, balanced books"
 	@echo "make gpu-check  PART=contact|kernels|tests: on a CUDA device, nine minutes each; TOY=1: on a CPU"
 	@echo "make ptxas      registers, spills and tensor cores of every kernel, without a device"
@@ -103,6 +104,13 @@ build/ray/.ready: pyproject.toml $(VENV)/.ready-engine
 verify-all: $(VENV)/.ready-test
 	@mkdir -p $(OUT)
 	$(BIN)/python benchmarks/run.py verify --json $(OUT)/verify-exact-$(PROCESSOR).json $(VERIFY_FLAGS)
+
+# Each model class by a tiny random checkpoint; the table of docs/models.md is what passed.
+parity: $(VENV)/.ready-test
+	@mkdir -p build
+	$(BIN)/python -m pytest -m slow tests/gpu/models/test_models_table.py --junitxml build/parity.xml \
+		-o junit_family=xunit1 $(PYTEST_FLAGS)
+	$(BIN)/python -m actorium.tools.models_table build/parity.xml
 
 # Attacks of every kind in full size, counted by area.
 adversary: $(VENV)/.ready-test

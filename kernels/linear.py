@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import mmap
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 
 import torch
@@ -217,6 +217,42 @@ class ConcatLinear(Linear):
     def __call__(self, x: Input) -> Tensor:
         """x: [T, K] -> [T, N], N of all parts together."""
         return torch.cat([part(x) for part in self.parts], -1)
+
+    def add(self, x: Input, residual: Tensor) -> Tensor:
+        """residual + y."""
+        return residual + self(x)
+
+
+class Multiplied(Linear):
+    """A product whose columns are multiplied by a factor each."""
+
+    def __init__(self, linear: Linear, factors: Tensor, before: float = 1.0) -> None:
+        """factors: f32[N]; before: on the input, where a bias keeps it from being one of them."""
+        self.linear, self.factors, self.before = linear, factors, before
+        self.form = linear.form if before == 1 else InputForm()
+
+    def __call__(self, x: Input) -> Tensor:
+        y = self.linear(x if self.before == 1 else plain(x) * self.before)
+        return (y * self.factors).to(y.dtype)
+
+    def add(self, x: Input, residual: Tensor) -> Tensor:
+        """residual + y."""
+        return residual + self(x)
+
+
+class SideBySide(Linear):
+    """The sum of products whose inputs lie side by side, each times a number."""
+
+    def __init__(self, parts: Sequence[Linear], columns: Sequence[int],
+                 factors: Sequence[float]) -> None:
+        """columns: of each one's input."""
+        self.parts, self.columns, self.factors = parts, list(columns), factors
+
+    def __call__(self, x: Input) -> Tensor:
+        """x: [T, K], K of all parts together -> [T, N]."""
+        each = [part(own.contiguous()) * factor for part, own, factor in zip(
+            self.parts, plain(x).split(self.columns, 1), self.factors, strict=True)]
+        return reduce(torch.add, each)
 
     def add(self, x: Input, residual: Tensor) -> Tensor:
         """residual + y."""

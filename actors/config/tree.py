@@ -19,7 +19,7 @@ from actorium.actors.config.parsed_values import hashed
 MADE_BITS = {"int8": 8, "int4": 4}
 """Values of `quantization` for which weights are made when they are read, and their bits."""
 
-STORED = ("awq", "gptq", "compressed-tensors", "gguf")
+STORED = ("awq", "gptq", "compressed-tensors", "mxfp4", "gguf")
 """Values of `quantization` that say how a checkpoint must be stored; else they are `auto`."""
 
 
@@ -45,9 +45,9 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     where the device has no products in fp8) | none (in `dtype`, whatever the checkpoint has) | fp8
     (in e4m3, with a scale for each row, made when a checkpoint in float32, bfloat16 or float16 is
     read; each token is scaled on the way; on cuda below 8.9 weights alone are in fp8) | int8 | int4
-    (made likewise, of one in fp8 too) | awq | gptq | compressed-tensors | gguf (as auto, of a
-    checkpoint that is stored so: another is refused). Embeddings, norms, routers and small gates
-    stay in `dtype`; so does the head but in int8 and int4, where it is in int8."""
+    (made likewise, of one in fp8 too) | awq | gptq | compressed-tensors | mxfp4 | gguf (as
+    auto, of a checkpoint that is stored so: another is refused). Embeddings, norms, routers and
+    small gates stay in `dtype`; so does the head but in int8 and int4, where it is in int8."""
     quantization_group: int | None = None
     """Columns that share a scale in int8 and int4: 32, 64 or 128, or 0 (int8 alone) for all of a
     row. Default: 32."""
@@ -306,9 +306,10 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     was started with, by the last part of that, and as `default`."""
     tool_call_parser: str = "auto"
     """How the model writes calls of tools: auto (by its chat template) | none | hermes |
-    llama3_json | qwen3_coder."""
+    llama3_json | qwen3_coder | harmony (gpt-oss)."""
     reasoning_parser: str = "auto"
-    """How it writes its reasoning: auto (by its chat template) | none | deepseek_r1 | qwen3."""
+    """How it writes its reasoning: auto (by its chat template) | none | deepseek_r1 | qwen3 |
+    harmony."""
     max_body_bytes: int | None = None
     """Largest body of a request; default: 4 MiB, and 32 MiB where the model takes images."""
     access_log: bool = True

@@ -57,8 +57,58 @@ MODEL_TYPES = {
     "granitemoe": ModelClass("GraniteMoeForCausalLM", 2048),
     "seed_oss": ModelClass("SeedOssForCausalLM", 524_288),
     "exaone4": ModelClass("Exaone4ForCausalLM", 2048),
+    "olmoe": ModelClass("OlmoeForCausalLM", 4096),
+    "granitemoeshared": ModelClass("GraniteMoeSharedForCausalLM", 2048),
+    "mistral3": ModelClass("Mistral3ForConditionalGeneration", 131_072),
+    "ministral3": ModelClass("Ministral3ForCausalLM", 262_144),
+    "deepseek_v32": ModelClass("DeepseekV32ForCausalLM", 163_840),
+    "glm_moe_dsa": ModelClass("GlmMoeDsaForCausalLM", 202_752),
+    "mistral4": ModelClass("Mistral4ForCausalLM", 1_048_576),
+    "glm4_moe": ModelClass("Glm4MoeForCausalLM", 131_072),
+    "minimax_m2": ModelClass("MiniMaxM2ForCausalLM", 196_608),
+    "ernie4_5": ModelClass("Ernie4_5ForCausalLM", 131_072),
+    "ernie4_5_moe": ModelClass("Ernie4_5_MoeForCausalLM", 131_072),
+    "hunyuan_v1_dense": ModelClass("HunYuanDenseV1ForCausalLM", 2048),
+    "hunyuan_v1_moe": ModelClass("HunYuanMoEV1ForCausalLM", 2048),
+    "dots1": ModelClass("Dots1ForCausalLM", 2048),
+    "flex_olmo": ModelClass("FlexOlmoForCausalLM", 4096),
+    "deepseek_v2": ModelClass("DeepseekV2ForCausalLM", 2048),
+    "llama4_text": ModelClass("Llama4ForCausalLM", 131_072),
+    "llama4": ModelClass("Llama4ForConditionalGeneration", 131_072),
+    "glm4_moe_lite": ModelClass("Glm4MoeLiteForCausalLM", 202_752),
+    "bamba": ModelClass("BambaForCausalLM", 262_144),
+    "falcon_h1": ModelClass("FalconH1ForCausalLM", 8192),
+    "lfm2": ModelClass("Lfm2ForCausalLM", 128_000),
+    "mamba2": ModelClass("Mamba2ForCausalLM", 32_768),
+    "mamba": ModelClass("MambaForCausalLM", 32_768),
+    "falcon_mamba": ModelClass("FalconMambaForCausalLM", 32_768),
+    "jamba": ModelClass("JambaForCausalLM", 262_144),
+    "starcoder2": ModelClass("Starcoder2ForCausalLM", 4096),
+    "cohere": ModelClass("CohereForCausalLM", 8192),
+    "cohere2": ModelClass("Cohere2ForCausalLM", 8192),
+    "gpt_neox": ModelClass("GPTNeoXForCausalLM", 2048),
+    "gpt2": ModelClass("GPT2LMHeadModel", 1024),
+    "phi": ModelClass("PhiForCausalLM", 2048),
+    "stablelm": ModelClass("StableLmForCausalLM", 4096),
+    "nemotron": ModelClass("NemotronForCausalLM", 4096),
+    "olmo": ModelClass("OlmoForCausalLM", 2048),
+    "helium": ModelClass("HeliumForCausalLM", 4096),
+    "arcee": ModelClass("ArceeForCausalLM", 4096),
+    "internlm3": ModelClass("InternLM3ForCausalLM", 32_768),
+    "apertus": ModelClass("ApertusForCausalLM", 65_536),
+    "gptj": ModelClass("GPTJForCausalLM", 2048),
+    "gpt_bigcode": ModelClass("GPTBigCodeForCausalLM", 1024),
+    "falcon": ModelClass("FalconForCausalLM", 2048),
+    "persimmon": ModelClass("PersimmonForCausalLM", 16_384),
+    "jais2": ModelClass("Jais2ForCausalLM", 8192),
+    "vaultgemma": ModelClass("VaultGemmaForCausalLM", 8192),
+    "opt": ModelClass("OPTForCausalLM", 2048),
+    "gpt_oss": ModelClass("GptOssForCausalLM", 131_072),
 }
 """By `model_type`."""
+INDEXED = {"DeepseekV32ForCausalLM": 2048, "GlmMoeDsaForCausalLM": 2048}
+"""Classes whose tokens attend to so many of those before them (`index_topk`, where a config does
+not tell), which an indexer chooses."""
 _POSITIONS = {own.name: own.positions for own in MODEL_TYPES.values()}
 
 
@@ -70,7 +120,7 @@ def architecture(config: dict[str, Any]) -> str:
     known = MODEL_TYPES.get(str(config.get("model_type")))
     if known is None:
         return name
-    family = known.name.partition("For")[0]
+    family = known.name.partition("For")[0].removesuffix("LMHeadModel")
     return known.name if name in ("", f"{family}Model", f"{family}TextModel") else name
 
 

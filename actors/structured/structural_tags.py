@@ -1,5 +1,6 @@
 """Structural tags (xgrammar's, as SGLang and vLLM accept them): tagged parts amid free text. Parts
-of our own kind are `thought`, and `lenient` and `additional_properties` of a `json_schema`.
+of our own kinds are `thought`, `token` (a special token, by its text), and `lenient` and
+`additional_properties` of a `json_schema`.
 
 A description in JSON becomes a grammar in Lark's syntax, with llguidance's lazy lexemes for text
 that ends where a trigger or a fixed text begins, and its `%json` for schemas. The grammar is built
@@ -9,6 +10,7 @@ from the end: each part is translated given what follows it, since free text dep
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ MAX_PARTS = 2000
 """The most parts of a description."""
 TEXT = r"/(?s:.*)/"
 THOUGHT_MARKS = "<think>", "</think>"
+SPECIAL_TOKEN = re.compile(r"<\|\w{1,64}\|>")
 FREE_MARK = FREE[1][0].decode()
 """Begins the mark of a call whose arguments are free text."""
 SPACES_BEHIND = r"/[ \n]{0,8}/"
@@ -32,8 +35,8 @@ class Then(NamedTuple):
 
     expression: str
     leads: list[tuple[str, str]] | None = None
-    """(fixed text that it begins with, what follows on that), of each alternative; None where it
-    does not begin with fixed texts."""
+    """(fixed text or special token that it begins with, in Lark; what follows on that), of each
+    alternative; None where it does not begin with these."""
     last: bool = False
     """True for the end of the grammar."""
 
@@ -88,7 +91,8 @@ class _Translation:
         """Within marks behind which `TextState` expects free text."""
         self._kinds: dict[str, Callable[[Node, str, Then], Then]] = {
             "const_string": self._const, "json_schema": self._schema, "regex": self._regex,
-            "any_text": self._text, "grammar": self._grammar, "thought": self._thought,
+            "any_text": self._text, "token": self._token, "grammar": self._grammar,
+            "thought": self._thought,
             "sequence": self._sequence, "or": self._either, "tag": self._tag,
             "triggered_tags": self._triggered, "tags_with_separator": self._separated}
 
@@ -128,7 +132,14 @@ class _Translation:
             return then
         if text.count('"') % 2:
             self._no_json()
-        return Then(f"{_quoted(text)} {then.expression}", [(text, then.expression)])
+        return Then(f"{_quoted(text)} {then.expression}", [(_quoted(text), then.expression)])
+
+    def _token(self, node: Node, where: str, then: Then) -> Then:
+        _known(node, where, ("type", "text"))
+        text = _string(node, where, "text")
+        if SPECIAL_TOKEN.fullmatch(text) is None:
+            raise _wrong(f"{where}.text", "must be a special token's text, as <|end|>")
+        return Then(f"{text} {then.expression}", [(text, then.expression)])
 
     def _const(self, node: Node, where: str, then: Then) -> Then:
         _known(node, where, ("type", "value"))
@@ -194,8 +205,9 @@ class _Translation:
             return Then(self._rule(TEXT))
         if not then.leads:
             raise _wrong(where, "any_text must be the last part, or fixed text must follow on it")
-        choices = [f"{self._rule(f'{TEXT} {_quoted(text)}', lazy=True)} {rest}"
-                   for text, rest in then.leads]
+        # No text matches a special token, so it ends a text by itself.
+        choices = [f"{self._rule(f'{TEXT} {lead}', lazy=True)} {rest}" if lead.startswith('"')
+                   else f"{self._rule(TEXT)} {lead} {rest}" for lead, rest in then.leads]
         return Then(self._rule(" | ".join(choices)))
 
     def _sequence(self, node: Node, where: str, then: Then) -> Then:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 from typing import Any, TypeAlias
 
 from msgspec import Struct
@@ -58,9 +59,16 @@ class TemplateTraits(Struct, frozen=True):
     """It prints a call's arguments as they are, so they must be JSON text; else they are an object,
     which most templates write in the model's own way."""
 
+    one_call: bool = False
+    """Of a turn's calls it shows the first alone, or refuses the turn."""
+    thinking: bool = False
+    """It shows the reasoning before a call as `thinking`, which has no text beside it."""
+
     def described(self, turns: Turns, tools: Tools | None) -> Turns:
         """Returns the conversation with all that the template would leave out in its texts."""
         turns = turns if self.late_system else _without_late_system(turns)
+        turns = _one_call_each(turns) if self.one_call else turns
+        turns = [_with_thinking(turn) for turn in turns] if self.thinking else turns
         lacks_tools = bool(tools) and not self.tools
         out: Turns = []
         has_results = False
@@ -85,6 +93,37 @@ class TemplateTraits(Struct, frozen=True):
         if tools and lacks_tools:
             _instruct(out, INSTRUCTIONS.format("\n".join(map(_json, tools))), self.system)
         return out
+
+
+def _one_call_each(turns: Turns) -> Turns:
+    """Returns the conversation with a turn for each call, and its result behind it."""
+    out: Turns = []
+    moved: set[int] = set()
+    """Places of the results that stand behind their calls already."""
+    for at, turn in enumerate(turns):
+        calls = turn.get("tool_calls") or []
+        if at in moved:
+            continue
+        if len(calls) < 2:
+            out.append(turn)
+            continue
+        results = list(takewhile(lambda i: turns[i]["role"] == "tool", range(at + 1, len(turns))))
+        for call in calls:
+            out.append(turn | {"tool_calls": [call]})
+            turn = {"role": turn["role"], "content": ""}
+            own = [i for i in results if turns[i].get("tool_call_id") == call["id"]]
+            out += [turns[i] for i in own if i not in moved]
+            moved |= set(own)
+    return out
+
+
+def _with_thinking(turn: dict[str, Any]) -> dict[str, Any]:
+    thought = turn.get("reasoning_content")
+    if not thought or not turn.get("tool_calls"):
+        return turn
+    said = turn["content"] if isinstance(turn["content"], str) else ""
+    return turn | {"content": "" if said else turn["content"],
+                   "thinking": f"{thought}\n\n{said}" if said else thought}
 
 
 def _json(value: Any) -> str:
@@ -147,7 +186,7 @@ def _joined(first: Any, second: Any) -> Any:
 
 # --- what a template shows ------------------------------------------------------------------------
 
-_TOOL, _KEY, _WORD = "probe_tool", "probe_key", "probe_word"
+_TOOL, _KEY, _OTHER, _WORD = "probe_tool", "probe_key", "probe_other", "probe_word"
 _PARAMETERS = {"type": "object", "required": [_KEY],
                "properties": {_KEY: {"type": "string", "description": "A word."}}}
 _TOOLS = [{"type": "function", "function": {
@@ -158,10 +197,11 @@ _ANSWER = {"role": "assistant", "content": "!"}
 _RESULT = {"role": "tool", "name": _TOOL, "tool_call_id": "probe0001", "content": _WORD}
 
 
-def _call(arguments: Any) -> dict[str, Any]:
+def _call(*arguments: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": "", "tool_calls": [
-        {"type": "function", "id": "probe0001",
-         "function": {"name": _TOOL, "arguments": arguments}}]}
+        {"type": "function", "id": f"probe000{number}",
+         "function": {"name": _TOOL, "arguments": own}}
+        for number, own in enumerate(arguments, 1)]}
 
 
 def probe(rendered: Rendered) -> TemplateTraits:
@@ -181,10 +221,18 @@ def probe(rendered: Rendered) -> TemplateTraits:
     answered = rendered([_USER, call, _RESULT], None)
     tools = any(_TOOL in rendered(turns, _TOOLS) for turns in ways)
     late = _WORD in rendered([_USER, _ANSWER, _SYSTEM, _USER], None)
+    shows_calls = _KEY in called if called else tools
+    second: Any = {_OTHER: "x"}
+    several = rendered([_USER, _call(*(_json(own) if text else own for own in ({_KEY: "x"}, second))
+                                     ), _RESULT, _RESULT | {"tool_call_id": "probe0002"}], None)
+    thinking, usual = (_WORD in rendered([_USER, call | {name: _WORD}], None)
+                       for name in ("thinking", "reasoning_content"))
     # A refusal of one that shows tools is about the conversation, not about what it can show.
-    return TemplateTraits(tools=tools, calls=_KEY in called if called else tools,
+    return TemplateTraits(tools=tools, calls=shows_calls,
                           results=_WORD in answered if answered else tools,
-                          system=system, late_system=late, text_arguments=text)
+                          system=system, late_system=late, text_arguments=text,
+                          one_call=bool(called) and shows_calls and _OTHER not in several,
+                          thinking=thinking and not usual)
 
 
 # --- arguments of calls ---------------------------------------------------------------------------

@@ -13,12 +13,25 @@ from actorium.actors.config.tree import MADE_BITS, STORED, Config
 from actorium.actors.errors import SHOWN, BadConfig, BadModel
 from actorium.actors.models.model_classes import MODEL_TYPES, architecture
 from actorium.actors.models.model_dir import read_json, within
+from actorium.gpu.families import layer_norm_config as ln
+from actorium.gpu.families import tensor_names as names
 from actorium.gpu.families.decoder_config import ConfigReader
-from actorium.gpu.families.deepseek_config import deepseek, deepseek_layer, deepseek_mtp
+from actorium.gpu.families.deepseek_config import (
+    deepseek,
+    deepseek_layer,
+    deepseek_mtp,
+    deepseek_v2,
+    deepseek_v32,
+    glm4_moe_lite,
+    glm_moe_dsa,
+)
 from actorium.gpu.families.dense_config import (
+    ernie4_5,
     exaone4,
     glm,
     glm4,
+    hunyuan,
+    internlm3,
     olmo2,
     olmo3,
     phi3,
@@ -31,7 +44,10 @@ from actorium.gpu.families.granite_config import (
     granite_hybrid,
     granite_hybrid_layer,
     granite_moe,
+    granite_moe_shared,
 )
+from actorium.gpu.families.lfm_config import lfm2
+from actorium.gpu.families.llama4_config import llama4
 from actorium.gpu.families.llama_config import (
     causal_layer,
     gemma2,
@@ -41,8 +57,22 @@ from actorium.gpu.families.llama_config import (
     mistral,
     qwen2,
     qwen3,
+    vault_gemma,
 )
-from actorium.gpu.families.mixture_config import mixtral, qwen2_moe
+from actorium.gpu.families.mamba_config import bamba, falcon_h1, mamba2, parted_layer
+from actorium.gpu.families.mistral_config import ministral3, mistral3, mistral4
+from actorium.gpu.families.mixture_config import (
+    dots1,
+    ernie4_5_moe,
+    flex_olmo,
+    glm4_moe,
+    gpt_oss,
+    hunyuan_moe,
+    minimax_m2,
+    mixtral,
+    olmoe,
+    qwen2_moe,
+)
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.quant_config import (
     gguf_grouped,
@@ -57,6 +87,7 @@ from actorium.gpu.families.qwen_hybrid_config import (
     qwen_mtp,
 )
 from actorium.gpu.families.qwen_vl_config import qwen3_vl, qwen3_vl_moe, qwen25_vl
+from actorium.gpu.families.scan_config import falcon_mamba, jamba, mamba
 from actorium.gpu.families.tensor_specs import (
     ATTENTION,
     MtpNames,
@@ -76,11 +107,14 @@ LayerTensors = Callable[[ModelShape, int, str], list[TensorSpec]]
 """(shape, i, what their names begin with) -> the tensors of the i-th layer."""
 
 
+
 class Architecture(NamedTuple):
     """A model class that configs name."""
 
     read: ConfigReader
     layer: LayerTensors
+    names: names.Renames = ()
+    """Of tensors that checkpoints call otherwise than `layer` does."""
     mtp: Callable[[ModelShape], MtpNames] | None = None
     """Where checkpoints have the layer that drafts, which as a decoder layer is number
     `ModelShape.layers`; None where the family has none."""
@@ -94,8 +128,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen3ForCausalLM": Architecture(qwen3, causal_layer),
     "Gemma3ForCausalLM": Architecture(gemma3, causal_layer),
     "Gemma3ForConditionalGeneration": Architecture(gemma3, causal_layer),
-    "DeepseekV3ForCausalLM": Architecture(deepseek, deepseek_layer, deepseek_mtp),
-    **{name: Architecture(qwen_hybrid, hybrid_layer, qwen_mtp) for name in HYBRIDS},
+    "DeepseekV3ForCausalLM": Architecture(deepseek, deepseek_layer, mtp=deepseek_mtp),
+    **{name: Architecture(qwen_hybrid, hybrid_layer, mtp=qwen_mtp) for name in HYBRIDS},
     "GraniteForCausalLM": Architecture(granite, causal_layer),
     "GraniteMoeHybridForCausalLM": Architecture(granite_hybrid, granite_hybrid_layer),
     "Qwen2_5_VLForConditionalGeneration": Architecture(qwen25_vl, causal_layer),
@@ -113,6 +147,53 @@ ARCHITECTURES: dict[str, Architecture] = {
     "GraniteMoeForCausalLM": Architecture(granite_moe, hybrid_layer),
     "SeedOssForCausalLM": Architecture(seed_oss, causal_layer),
     "Exaone4ForCausalLM": Architecture(exaone4, causal_layer),
+    "OlmoeForCausalLM": Architecture(olmoe, hybrid_layer),
+    "GraniteMoeSharedForCausalLM": Architecture(granite_moe_shared, granite_hybrid_layer),
+    "Mistral3ForConditionalGeneration": Architecture(mistral3, causal_layer),
+    "Ministral3ForCausalLM": Architecture(ministral3, causal_layer),
+    "DeepseekV32ForCausalLM": Architecture(deepseek_v32, deepseek_layer, mtp=deepseek_mtp),
+    "GlmMoeDsaForCausalLM": Architecture(glm_moe_dsa, deepseek_layer, mtp=deepseek_mtp),
+    "Mistral4ForCausalLM": Architecture(mistral4, deepseek_layer),
+    "Glm4MoeForCausalLM": Architecture(glm4_moe, hybrid_layer, mtp=deepseek_mtp),
+    "MiniMaxM2ForCausalLM": Architecture(minimax_m2, hybrid_layer),
+    "Ernie4_5ForCausalLM": Architecture(ernie4_5, causal_layer),
+    "Ernie4_5_MoeForCausalLM": Architecture(ernie4_5_moe, hybrid_layer),
+    "HunYuanDenseV1ForCausalLM": Architecture(hunyuan, causal_layer),
+    "HunYuanMoEV1ForCausalLM": Architecture(hunyuan_moe, hybrid_layer),
+    "Dots1ForCausalLM": Architecture(dots1, hybrid_layer),
+    "FlexOlmoForCausalLM": Architecture(flex_olmo, hybrid_layer),
+    "DeepseekV2ForCausalLM": Architecture(deepseek_v2, deepseek_layer),
+    "Llama4ForCausalLM": Architecture(llama4, hybrid_layer),
+    "Llama4ForConditionalGeneration": Architecture(llama4, hybrid_layer),
+    "Glm4MoeLiteForCausalLM": Architecture(glm4_moe_lite, deepseek_layer, mtp=deepseek_mtp),
+    "BambaForCausalLM": Architecture(bamba, parted_layer),
+    "FalconH1ForCausalLM": Architecture(falcon_h1, parted_layer),
+    "Lfm2ForCausalLM": Architecture(lfm2, parted_layer),
+    "Mamba2ForCausalLM": Architecture(mamba2, parted_layer),
+    "MambaForCausalLM": Architecture(mamba, parted_layer),
+    "FalconMambaForCausalLM": Architecture(falcon_mamba, parted_layer),
+    "JambaForCausalLM": Architecture(jamba, parted_layer),
+    "Starcoder2ForCausalLM": Architecture(ln.starcoder2, causal_layer, names.FEED),
+    "CohereForCausalLM": Architecture(ln.cohere, causal_layer),
+    "Cohere2ForCausalLM": Architecture(ln.cohere2, causal_layer),
+    "GPTNeoXForCausalLM": Architecture(ln.gpt_neox, causal_layer, names.NEOX),
+    "GPT2LMHeadModel": Architecture(ln.gpt2, causal_layer, names.GPT2),
+    "PhiForCausalLM": Architecture(ln.phi, causal_layer, names.PHI),
+    "StableLmForCausalLM": Architecture(ln.stablelm, causal_layer, names.HEAD_NORMS),
+    "NemotronForCausalLM": Architecture(ln.nemotron, causal_layer),
+    "OlmoForCausalLM": Architecture(ln.olmo, causal_layer),
+    "HeliumForCausalLM": Architecture(ln.helium, causal_layer),
+    "InternLM3ForCausalLM": Architecture(internlm3, causal_layer),
+    "ArceeForCausalLM": Architecture(ln.arcee, causal_layer),
+    "ApertusForCausalLM": Architecture(ln.apertus, causal_layer),
+    "GPTJForCausalLM": Architecture(ln.gptj, causal_layer, names.GPT),
+    "GPTBigCodeForCausalLM": Architecture(ln.gpt_bigcode, causal_layer, names.BIGCODE),
+    "FalconForCausalLM": Architecture(ln.falcon, causal_layer, names.FALCON),
+    "PersimmonForCausalLM": Architecture(ln.persimmon, causal_layer, names.PERSIMMON),
+    "Jais2ForCausalLM": Architecture(ln.jais2, causal_layer),
+    "VaultGemmaForCausalLM": Architecture(vault_gemma, causal_layer),
+    "OPTForCausalLM": Architecture(ln.opt, causal_layer, names.OPT),
+    "GptOssForCausalLM": Architecture(gpt_oss, hybrid_layer),
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""
@@ -146,8 +227,8 @@ def shape_from_config(
                             "are), or fp8, int8 or int4 to quantise them", "model.quantization")
         quantization = "auto"
     shape = ARCHITECTURES[name].read(raw, where, dtype)
-    shape = replace(shape, fp8=fp8, max_model_len=within(shape.max_model_len, max_model_len),
-                    vision=None if text_only else shape.vision)
+    shape = replace(shape, fp8=fp8, max_model_len=within(shape.max_model_len, max_model_len, raw),
+                    vision=None if text_only else shape.vision).without_chunks()
     kept = stored.held(model_tensors(shape)) if stored else gguf_grouped(raw, where)
     if kept is not None and quantization == "auto":
         return replace(shape, grouped=kept)
@@ -174,17 +255,22 @@ def _by_transformers(raw: dict[str, Any], where: Path, dtype: str, max_model_len
         raise BadModel(f"{where}: {unsupported(raw['architectures'][0])}; nor is it by "
                        "transformers' class (--model-impl): "
                        f"{error.message.removeprefix(f'{where}: ')}") from None
-    return replace(shape, max_model_len=within(shape.max_model_len, max_model_len))
+    return replace(shape, max_model_len=within(shape.max_model_len, max_model_len,
+                                               raw))
 
 
 def read_shape(path: Path, config: Config) -> ModelShape:
     """The shape of the checkpoint at `path`. Raises `BadModel` and `BadConfig`."""
     if not path.is_dir():
         raise BadModel(f"{path}: no such directory")
-    where, model = path / "config.json", config.model
-    return shape_from_config(read_json(where), where, model.dtype, model.max_model_len,
-                             model.quantization, model.quantization_group,
-                             model.quantization_head, model.language_model_only, model.model_impl)
+    where, model, page = path / "config.json", config.model, config.memory.page_size
+    shape = shape_from_config(read_json(where), where, model.dtype, model.max_model_len,
+                              model.quantization, model.quantization_group,
+                              model.quantization_head, model.language_model_only, model.model_impl)
+    if shape.chunked and (chunk := max(shape.windows)) % page:
+        raise BadConfig(f"page_size: must divide the chunks of {chunk} tokens to which the model "
+                        f"attends, got {page}", "memory.page_size")
+    return shape
 
 
 def _architecture(raw: dict[str, Any], where: Path) -> str:
@@ -244,5 +330,6 @@ def attention_modules(s: ModelShape) -> list[str]:
     """What the names of each attention layer's tensors begin with; that of a layer that drafts is
     the last."""
     names = mtp_names(s)
-    found = [f"{layer_prefix(i)}{ATTENTION}" for i in s.attention_layers]
+    found = [s.parts[i].attention if s.parts else f"{layer_prefix(i)}{ATTENTION}"
+             for i in s.attention_layers]
     return [*found, f"{names.layer}{ATTENTION}"] if names else found

@@ -3,8 +3,9 @@ layers that draft."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from actorium.actors.errors import BadModel, shown
@@ -87,11 +88,12 @@ def weight_dtype(get: Fields, wanted: str) -> str:
 
 
 def read_experts(get: Fields, number: str, size: int, normalised: bool, shared: int = 0,
-                 **more: Any) -> ExpertShape:
-    """A mixture of as many experts as the field `number` says. Raises `BadModel`."""
-    count, chosen = get.int(number), get.int("num_experts_per_tok")
+                 each: str = "num_experts_per_tok", **more: Any) -> ExpertShape:
+    """A mixture of as many experts as the field `number` says, of which each token goes through as
+    many as `each` says. Raises `BadModel`."""
+    count, chosen = get.int(number), get.int(each)
     if chosen > count:
-        raise get.bad("num_experts_per_tok", f"{chosen} is more than {count} experts")
+        raise get.bad(each, f"{chosen} is more than {count} experts")
     return ExpertShape(count, chosen, size, shared, normalised, **more)
 
 
@@ -112,11 +114,12 @@ def mtp_layers(get: Fields) -> int:
 def shared_rope(get: Fields, partial: bool = False) -> RopeShape:
     """That of all layers, of old (`rope_scaling`) and new (`rope_parameters`) configs. partial: a
     part of each head may be rotated alone. Raises `BadModel`."""
-    name = _rope_field(get)
+    name = rope_field(get)
     return read_rope(get, name, get.raw.get(name) or {}, get.float("rope_theta", 10000.0), partial)
 
 
-def _rope_field(get: Fields) -> str:
+def rope_field(get: Fields) -> str:
+    """The field that a config's rope is in: the new one, or the old."""
     return "rope_parameters" if get.raw.get("rope_parameters") else "rope_scaling"
 
 
@@ -186,31 +189,42 @@ def _check_factors(get: Fields, rope: RopeShape, pairs: int) -> None:
     """Raise `BadModel` where a longrope has more or fewer factors than pairs are rotated."""
     for name, own in (("short_factor", rope.short_factors), ("long_factor", rope.long_factors)):
         if rope.kind == "longrope" and len(own) != pairs:
-            raise get.bad(f"{_rope_field(get)}.{name}",
+            raise get.bad(f"{rope_field(get)}.{name}",
                           f"must list {pairs} numbers, one a rotated pair, got {len(own)}")
 
 
 def _rotary_dim(get: Fields, head_dim: int) -> int:
     """Leading dimensions of a head that are rotated; 0: all."""
-    name, at = _rope_field(get), "partial_rotary_factor"
+    name, at = rope_field(get), "partial_rotary_factor"
     r = Fields(get.raw.get(name) or {}, get.where, f"{name}.")
     share = r.float(at, get.float(at, 1.0))
+    bad = (r if r.raw.get(at) else get).bad
     if share > 1:
-        raise r.bad(at, f"must be above 0 and at most 1, got {shown(share)}")
+        raise bad(at, f"must be above 0 and at most 1, got {shown(share)}")
     rotary = int(head_dim * share)
     if rotary % 2 or rotary < 2:
-        raise r.bad(at, f"{share} of {head_dim} dimensions is no even number")
+        raise bad(at, f"{share} of {head_dim} dimensions is no even number")
     return rotary if rotary < head_dim else 0
 
 
 class Fields:
     """Typed access to the fields of a config, with errors that name them."""
 
-    def __init__(self, raw: dict[str, Any], where: Path, prefix: str = "") -> None:
-        self.raw, self.where, self.prefix = raw, where, prefix
+    def __init__(self, raw: dict[str, Any], where: Path, prefix: str = "",
+                 called: Mapping[str, str] = MappingProxyType({})) -> None:
+        """called: what the file calls fields that have other names in `raw`."""
+        self.raw, self.where, self.prefix, self.called = raw, where, prefix, called
 
     def bad(self, name: str, why: str) -> BadModel:
-        return BadModel(f"{self.where}: {self.prefix}{name}: {why}")
+        return BadModel(f"{self.where}: {self.prefix}{self.called.get(name, name)}: {why}")
+
+    def only(self, **fields: Any) -> None:
+        """Raises `BadModel` for the first of these fields that says something else, where this is
+        all that is supported; null and a missing field say it too."""
+        for name, value in fields.items():
+            if self.raw.get(name) not in (None, value):
+                raise self.bad(name, f"only {shown(value)} is supported, "
+                               f"got {shown(self.raw[name])}")
 
     def layers(self) -> int:
         """Their number: what is read for each of them is bounded by it."""
@@ -224,6 +238,28 @@ class Fields:
                 or not all(isinstance(kind, str) and kind in known for kind in found)):
             raise self.bad(name, f"must be {layers} times {' or '.join(known[:2])}")
         return found
+
+    def number(self, name: str) -> int:
+        """An integer that may be 0 or, to say that there is none, -1."""
+        value = self.raw.get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or not -1 <= value <= MAX_INT:
+            raise self.bad(name, f"must be an integer from -1 on, got {shown(value)}")
+        return value
+    def indices(self, name: str, layers: int) -> frozenset[int]:
+        """The layers that the field lists; none where it is left out. Raises `BadModel`."""
+        listed = self.raw.get(name) or []
+        if not isinstance(listed, list) or not all(
+                type(i) is int and 0 <= i < layers for i in listed):
+            raise self.bad(name, f"must list layers of 0 to {layers - 1}, got {shown(listed)}")
+        return frozenset(listed)
+
+    def floats(self, name: str, count: int) -> tuple[float, ...]:
+        """So many positive numbers; 1 each where the field is left out. Raises `BadModel`."""
+        listed = self.raw.get(name) or [1.0] * count
+        if not isinstance(listed, list) or len(listed) != count:
+            raise self.bad(name, f"must list {count} positive numbers, got {shown(listed)}")
+        return tuple(Fields({name: value}, self.where, self.prefix).float(name)
+                     for value in listed)
 
     def int(self, name: str, default: int | None = None, maximum: int = MAX_INT) -> int:
         value = self.raw.get(name)

@@ -1,4 +1,5 @@
-"""DeepSeek-V3: latent attention, experts chosen by groups, layers that draft."""
+"""Latent attention, and experts chosen by groups: DeepSeek-V2, DeepSeek-V3 with layers that draft,
+V3.2 without its indexer, and GLM-4.7-Flash and GLM-5, which are like these."""
 
 from __future__ import annotations
 
@@ -9,14 +10,19 @@ from typing import Any
 
 from actorium.actors.errors import shown
 from actorium.gpu.families.decoder_config import MAX_INT, Fields, decoder_shape, mtp_layers
-from actorium.gpu.families.model_shape import ExpertShape, LatentShape, ModelShape, Routing
+from actorium.gpu.families.model_shape import (
+    ExpertShape,
+    LatentShape,
+    MixtureNames,
+    ModelShape,
+    Routing,
+)
 from actorium.gpu.families.tensor_specs import (
     ATTENTION,
     MtpNames,
     TensorSpec,
-    dense_tensors,
-    grouped_mixture_tensors,
     latent_tensors,
+    layer_mlp_tensors,
     layer_prefix,
     norm_tensors,
 )
@@ -32,12 +38,37 @@ DEEPSEEK: dict[str, Any] = {
 }
 """What a config leaves out (transformers' `DeepseekV3Config`). A q_lora_rank of null means that
 queries are projected at once."""
+DEEPSEEK_V2: dict[str, Any] = {
+    "vocab_size": 102_400, "hidden_size": 4096, "intermediate_size": 11_008,
+    "moe_intermediate_size": 1407, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "n_shared_experts": 2, "n_routed_experts": 64, "routed_scaling_factor": 1.0,
+    "kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128,
+    "first_k_dense_replace": 0, "q_lora_rank": 1536, "topk_method": "greedy",
+}
+"""The same of DeepSeek-V2."""
+GLM4_MOE_LITE: dict[str, Any] = {
+    "vocab_size": 154_880, "hidden_size": 2048, "intermediate_size": 10_240,
+    "moe_intermediate_size": 1536, "num_hidden_layers": 47, "num_attention_heads": 20,
+    "n_shared_experts": 1, "n_routed_experts": 64, "routed_scaling_factor": 1.8,
+    "kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 256, "qk_nope_head_dim": 192,
+    "n_group": 1, "topk_group": 1, "num_experts_per_tok": 4, "norm_topk_prob": True,
+    "q_lora_rank": 768, "rms_norm_eps": 1e-5, "first_k_dense_replace": 1,
+}
+"""The same of GLM-4.7-Flash."""
+GLM_MOE_DSA: dict[str, Any] = {
+    **DEEPSEEK, "vocab_size": 154_880, "hidden_size": 6144, "intermediate_size": 12_288,
+    "num_hidden_layers": 78, "num_attention_heads": 64, "q_lora_rank": 2048, "v_head_dim": 256,
+    "qk_nope_head_dim": 192, "n_group": 1, "topk_group": 1, "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 202_752,
+}
+"""The same of GLM-5."""
+NAMES = MixtureNames(shared="shared_experts.", bias="gate.e_score_correction_bias")
 
 
-def _complete(raw: dict[str, Any]) -> dict[str, Any]:
+def completed_latent(raw: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     """The config with all it leaves out. What it calls a head's width is that of the rotated part,
     and there are as many key heads as heads."""
-    whole = {**DEEPSEEK, **{name: value for name, value in raw.items()
+    whole = {**defaults, **{name: value for name, value in raw.items()
                             if value is not None or name == "q_lora_rank"}}
     return {**whole, "head_dim": whole["qk_rope_head_dim"],
             "num_key_value_heads": whole["num_attention_heads"]}
@@ -45,10 +76,60 @@ def _complete(raw: dict[str, Any]) -> dict[str, Any]:
 
 def deepseek(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of DeepSeek-V3's config."""
-    get = Fields(_complete(raw), where)
+    return latent_decoder(Fields(completed_latent(raw, DEEPSEEK), where), dtype)
+
+
+def deepseek_v2(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of the config of DeepSeek-V2 and its Lite: experts are chosen by probabilities, which
+    are not normalised, among all of them or (`group_limited_greedy`) those of the groups with the
+    best."""
+    get = Fields({**completed_latent(raw, DEEPSEEK_V2), "rope_interleave": True}, where)
+    get.only(norm_topk_prob=False, scoring_func="softmax", moe_layer_freq=1, mlp_bias=False)
+    method = get.raw["topk_method"]
+    if method not in ("greedy", "group_limited_greedy"):
+        raise get.bad("topk_method", f"must be greedy or group_limited_greedy, got {shown(method)}")
+    if method == "greedy":
+        get.raw |= {"n_group": 1, "topk_group": 1}
+    shape = latent_decoder(get, dtype, Routing(softmax=True, best=1), NAMES._replace(bias=""))
+    return replace(shape, mtp_layers=0)
+
+
+def glm4_moe_lite(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of the config of GLM-4.7-Flash: DeepSeek-V3's layers."""
+    drafts = {"num_nextn_predict_layers": raw.get("num_mtp_layers", 1)}
+    return _listed(Fields(completed_latent(raw, {**GLM4_MOE_LITE, **drafts}), where), dtype)
+
+
+def deepseek_v32(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of DeepSeek-V3.2's config: DeepSeek-V3, as long as no sequence has more tokens than
+    its indexer would choose (`model_dir.indexed_length`), whose weights are not read."""
+    defaults = {**DEEPSEEK, "max_position_embeddings": 163_840}
+    raw = {**completed_latent(raw, defaults), "rope_interleave": True}
+    return _listed(Fields(raw, where), dtype)
+
+
+def glm_moe_dsa(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of GLM-5's config, of which the same is served as of DeepSeek-V3.2."""
+    raw = {**completed_latent(raw, GLM_MOE_DSA), "rope_interleave": True}
+    return _listed(Fields(raw, where), dtype)
+
+
+def _listed(get: Fields, dtype: str) -> ModelShape:
+    """Experts in the layers that `mlp_layer_types` call sparse, by default in those behind the
+    dense ones."""
+    shape = latent_decoder(get, dtype)
+    if get.raw.get("mlp_layer_types") is None:
+        return shape
+    kinds = get.kinds("mlp_layer_types", ("sparse", "dense"), shape.layers)
+    return replace(shape, sparse=tuple(i for i, kind in enumerate(kinds) if kind == "sparse"))
+
+
+def latent_decoder(get: Fields, dtype: str, kind: Routing = Routing(),
+                   names: MixtureNames = NAMES) -> ModelShape:
+    """A decoder with latent attention and experts chosen by groups; see `grouped_experts`."""
     latent, shape = _latent(get), decoder_shape(get, dtype)
-    sparse, bias = _sparse_layers(get, shape.layers), get.flag("attention_bias")
-    experts, routing = _experts(get)
+    sparse, bias = layers_behind(get, shape.layers), get.flag("attention_bias")
+    experts, routing = grouped_experts(get, kind, names)
     return replace(
         shape, latent=latent, attention_scale=_attention_scale(latent, get), qkv_bias=bias,
         o_bias=bias, sparse=sparse, experts=experts, routing=routing,
@@ -58,10 +139,8 @@ def deepseek(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
 def deepseek_layer(s: ModelShape, i: int, at: str) -> list[TensorSpec]:
     """Tensors of a layer: latent attention, and an MLP or experts."""
     assert s.latent is not None
-    specs = norm_tensors(at, s) + latent_tensors(f"{at}{ATTENTION}", s, s.latent)
-    if s.has_experts(i) and s.experts:
-        return specs + grouped_mixture_tensors(f"{at}mlp.", s.hidden, s.experts)
-    return specs + dense_tensors(f"{at}mlp.", s.hidden, s.intermediate)
+    return [*norm_tensors(at, s), *latent_tensors(f"{at}{ATTENTION}", s, s.latent),
+            *layer_mlp_tensors(at, s, i)]
 
 
 def deepseek_mtp(s: ModelShape) -> MtpNames:
@@ -97,25 +176,28 @@ def _attention_scale(latent: LatentShape, get: Fields) -> float:
     return scale * grown * grown
 
 
-def _experts(get: Fields) -> tuple[ExpertShape, Routing]:
-    """Raises `BadModel` naming the field that is wrong."""
+def grouped_experts(get: Fields, kind: Routing = Routing(), names: MixtureNames = NAMES,
+                    ) -> tuple[ExpertShape, Routing]:
+    """The mixture of these fields, of whose routing `kind` has what they do not say. Raises
+    `BadModel` naming the field that is wrong."""
     count, chosen = get.int("n_routed_experts"), get.int("num_experts_per_tok")
     groups, open_groups = get.int("n_group"), get.int("topk_group")
     size = get.int("moe_intermediate_size")
-    if count % groups or count // groups < 2:
+    if count % groups or count // groups < kind.best:
         raise get.bad("n_group", f"{groups} groups of {count} experts: each must have the same "
-                      "number, 2 at least")
+                      f"number, {kind.best} at least")
     if open_groups > groups:
         raise get.bad("topk_group", f"{open_groups} is more than {groups} groups")
     if chosen > open_groups * (count // groups):
         raise get.bad("num_experts_per_tok", f"{chosen} is more than the "
                       f"{open_groups * (count // groups)} experts of {open_groups} groups")
     experts = ExpertShape(count, chosen, size, get.int("n_shared_experts") * size,
-                          get.flag("norm_topk_prob", True))
-    return experts, Routing(groups, open_groups, get.float("routed_scaling_factor"))
+                          get.flag("norm_topk_prob"), names=names)
+    return experts, kind._replace(groups=groups, chosen_groups=open_groups,
+                                  factor=get.float("routed_scaling_factor"))
 
 
-def _sparse_layers(get: Fields, layers: int) -> tuple[int, ...]:
+def layers_behind(get: Fields, layers: int) -> tuple[int, ...]:
     """Layers with experts: all but the first `first_k_dense_replace`."""
     dense = get.raw.get("first_k_dense_replace")
     if isinstance(dense, bool) or not isinstance(dense, int) or not 0 <= dense <= MAX_INT:

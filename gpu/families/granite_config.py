@@ -3,7 +3,6 @@ layers, an MLP for all tokens, and experts beside it."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from actorium.gpu.families.decoder_config import (
     read_experts,
     shared_rope,
 )
+from actorium.gpu.families.mamba_config import bamba_mamba
 from actorium.gpu.families.model_shape import (
     ExpertShape,
     MambaShape,
@@ -68,11 +68,22 @@ def granite_moe(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     return replace(shape, experts=experts, sparse=tuple(range(shape.layers)))
 
 
+def granite_moe_shared(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of the config of Granite 3 MoE with an MLP for all tokens, where its size is not 0."""
+    shape, get = granite_moe(raw, where, dtype), Fields(raw, where)
+    if not raw.get("shared_intermediate_size"):
+        return shape
+    shared = get.int("shared_intermediate_size")
+    assert shape.experts is not None
+    return replace(shape, intermediate=shared, experts=shape.experts._replace(
+        shared=shared, shared_gate=False))
+
+
 def granite_hybrid(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of Granite-4 hybrid's config."""
     get = Fields(completed(raw, HYBRID), where)
     shape = _multiplied(get, decoder_shape(get, dtype, ropes=_ropes(get)))
-    experts, recurrent, mamba = _experts(get), _mamba_layers(get, shape.layers), _mamba(get)
+    experts, recurrent, mamba = _experts(get), _mamba_layers(get, shape.layers), bamba_mamba(get)
     return replace(
         shape, intermediate=get.int("shared_intermediate_size"),
         recurrent=recurrent, recurrence=mamba if recurrent else None,
@@ -103,6 +114,8 @@ def granite_hybrid_layer(s: ModelShape, i: int, at: str) -> list[TensorSpec]:
         specs += attention_tensors(f"{at}{ATTENTION}", s)
     if s.experts:
         specs += mixture_tensors(at, s.hidden, routed_alone(s.experts))
+        if not s.experts.shared:
+            return specs
     return [*specs,
             *linear_tensors(f"{at}shared_mlp.input_linear", 2 * s.intermediate, s.hidden,
                             segments=(s.intermediate, s.intermediate)),
@@ -130,48 +143,6 @@ def _mamba_layers(get: Fields, layers: int) -> tuple[int, ...]:
     if not set(kinds) & set(FULL):
         raise get.bad(name, f"a model without {FULL[0]} layers is not supported")
     return tuple(i for i, kind in enumerate(kinds) if kind in RECURRENT)
-
-
-def _mamba(get: Fields) -> MambaShape:
-    """Raises `BadModel` naming the field that is wrong."""
-    heads, groups = get.int("mamba_n_heads"), get.int("mamba_n_groups")
-    inner = get.int("mamba_expand") * get.int("hidden_size")
-    auto = get.raw.get("mamba_d_head") == "auto"
-    head_dim = max(1, inner // heads) if auto else get.int("mamba_d_head")
-    if heads * head_dim != inner:
-        raise get.bad("mamba_n_heads", f"{heads} heads of {head_dim} are not mamba_expand * "
-                      f"hidden_size, {inner}")
-    if heads % groups:
-        raise get.bad("mamba_n_groups", f"{groups} does not divide {heads} heads")
-    width = get.int("mamba_d_conv")
-    if width < 2:
-        raise get.bad("mamba_d_conv", f"must be at least 2, got {width}")
-    return MambaShape(heads, groups, head_dim, get.int("mamba_d_state"), width,
-                      get.flag("mamba_conv_bias"), get.flag("mamba_proj_bias"), _limit(get),
-                      get.float("rms_norm_eps", 1e-6))
-
-
-def _limit(get: Fields) -> tuple[float, float]:
-    """`time_step_limit`; JSON has no infinity, so that transformers writes it as an object."""
-    found = get.raw.get("time_step_limit", (0.0, math.inf))
-    if not isinstance(found, list | tuple) or len(found) != 2:
-        raise get.bad("time_step_limit", f"must be two numbers, got {shown(found)}")
-    low, high = (_number(value) for value in found)
-    if low is None or high is None or not 0 <= low <= high or high == 0:
-        raise get.bad("time_step_limit", "must be two numbers, the least "
-                      f"first, got {shown(found)}")
-    return low, high
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, dict):
-        value = value.get("__float__")
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        return None
 
 
 def _experts(get: Fields) -> ExpertShape | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from actorium.actors.errors import shown
 from actorium.gpu.families.decoder_config import Fields, decoder_shape, read_rope, shared_rope
-from actorium.gpu.families.model_shape import LayerNorms, ModelShape, RopeShape
+from actorium.gpu.families.model_shape import GATED, LayerNorms, ModelShape, RopeShape
 from actorium.gpu.families.tensor_specs import (
     ATTENTION,
     TensorSpec,
@@ -84,8 +84,10 @@ def qwen3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
 
 def causal_layer(s: ModelShape, _: int, at: str) -> list[TensorSpec]:
     """Tensors of a layer with attention and a dense MLP."""
-    return [*attention_tensors(f"{at}{ATTENTION}", s),
-            *dense_tensors(f"{at}mlp.", s.hidden, s.intermediate, s.mlp_bias),
+    alphas = [TensorSpec(f"{at}mlp.act_fn.alpha_{kind}", (1,)) for kind in "pn"]
+    return [*attention_tensors(f"{at}{ATTENTION}", s), *(alphas * (s.activation == "xielu")),
+            *dense_tensors(f"{at}mlp.", s.hidden, s.intermediate, s.mlp_bias,
+                           GATED if s.gated else GATED[1:]),
             *norm_tensors(at, s, s.layer_norms.names)]
 
 
@@ -115,6 +117,12 @@ def gemma2(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     attention, final = (0.0 if get.raw[name] is None else get.float(name) for name in CAPS)
     return replace(_gemma(get, dtype, (shared_rope(get),)), attention_cap=attention,
                    logit_cap=final)
+
+
+def vault_gemma(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of VaultGemma's config: Gemma 2 without norms of what attention and MLP give."""
+    return replace(gemma2(raw, where, dtype),
+                   layer_norms=LayerNorms(mlp="pre_feedforward_layernorm"))
 
 
 def gemma3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:

@@ -55,11 +55,22 @@ class RopeShape:
 NOPE = RopeShape("none")
 
 
+class QueryScaling(NamedTuple):
+    """Queries are multiplied by 1 + beta * log(1 + floor((position + offset) / every)), so that
+    attention over a long context stays as sharp as over a short one."""
+
+    beta: float
+    every: int
+    offset: int = 0
+    still_alone: bool = False
+    """Only in layers that rotate nothing."""
+
+
 class StateShape(NamedTuple):
     """What one recurrent layer keeps of one sequence."""
 
     state: tuple[int, int, int]
-    """[heads, rows, columns] of the state proper, in the state dtype."""
+    """[heads, rows, columns] of the state proper, in the state dtype; of 0 where there is none."""
     columns: tuple[int, int]
     """(W - 1, channels): the last inputs of a convolution of width W, in the model's dtype."""
     inputs: int
@@ -91,6 +102,11 @@ class DeltaShape(NamedTuple):
     def value_size(self) -> int:
         """Width of all value heads together."""
         return self.value_heads * self.value_dim
+
+    @property
+    def inner(self) -> int:
+        """Width of what the second projection takes."""
+        return self.value_size
 
     @property
     def channels(self) -> int:
@@ -127,6 +143,10 @@ class MambaShape(NamedTuple):
     """Of the layer's own norm."""
     shared_by: int = 1
     """GPUs that have heads of one group between them, so that its norm goes over all of theirs."""
+    out_bias: bool = False
+    """Of the second projection; `proj_bias`: of the first."""
+    norm: str = "after"
+    """When the heads' outputs are normed: after they are gated, before, or "none"."""
 
     @property
     def kind(self) -> str:
@@ -151,12 +171,80 @@ class MambaShape(NamedTuple):
 
     def split(self, tp: int) -> MambaShape:
         """One GPU's heads; see `ModelShape.split`."""
+        if self.norm == "before" and tp > self.groups:
+            raise BadConfig(f"--tp: {tp} GPUs cannot share the norm before the gate of "
+                            f"{self.groups} groups of Mamba-2's heads", "tp")
         return self._replace(groups=_shared(self.groups, tp, "key heads"),
                              heads=_part(self.heads, tp, "value heads"),
                              shared_by=max(1, tp // self.groups))
 
 
-RecurrentShape = DeltaShape | MambaShape
+class ConvShape(NamedTuple):
+    """A gated short convolution (LFM2): it keeps columns, and no state beside them."""
+
+    channels: int
+    width: int
+    """Of the convolution."""
+    bias: bool
+    """Of the convolution and of both projections."""
+
+    @property
+    def kind(self) -> str:
+        """Name of the layer, for people."""
+        return "short convolution"
+
+    @property
+    def inner(self) -> int:
+        """Width of what the second projection takes."""
+        return self.channels
+
+    @property
+    def state(self) -> StateShape:
+        """What the layer keeps: columns; its inputs are the gated channels."""
+        return StateShape((0, 0, 0), (self.width - 1, self.channels), self.channels)
+
+    def split(self, tp: int) -> ConvShape:
+        """One GPU's channels; see `ModelShape.split`."""
+        return self._replace(channels=_part(self.channels, tp, "channels of a convolution"))
+
+
+class ScanShape(NamedTuple):
+    """A Mamba layer: a state of a few numbers for each channel."""
+
+    channels: int
+    state_dim: int
+    rank: int
+    """Of the latent that time steps are made of."""
+    width: int
+    """Of the convolution."""
+    conv_bias: bool
+    proj_bias: bool
+    norms: str = "none"
+    """Of the latent, b and c: "none", "plain" (without weights) or "weighted"."""
+    norm_eps: float = 1e-6
+
+    @property
+    def kind(self) -> str:
+        """Name of the layer, for people."""
+        return "Mamba"
+
+    @property
+    def inner(self) -> int:
+        """Width of what the second projection takes."""
+        return self.channels
+
+    @property
+    def state(self) -> StateShape:
+        """What the layer keeps: [1, C, N], and columns; its inputs are the channels."""
+        return StateShape((1, self.channels, self.state_dim), (self.width - 1, self.channels),
+                          self.channels)
+
+    def split(self, tp: int) -> ScanShape:
+        """One GPU's channels; see `ModelShape.split`."""
+        return self._replace(channels=_part(self.channels, tp, "channels of Mamba"))
+
+
+RecurrentShape = DeltaShape | MambaShape | ConvShape | ScanShape
 """Of the layers with a recurrent state: every kind has a `width`, of its convolution, and a
 `state`, what a layer keeps of a sequence."""
 
@@ -171,6 +259,16 @@ class MixtureNames(NamedTuple):
     """An expert's projections."""
     stacked: tuple[str, ...] = ("experts.gate_up_proj", "experts.down_proj")
     """Those of all experts in one, gate and up together; (): no checkpoint has them so."""
+    turned: bool = False
+    """Of these, each expert's rows are its inputs."""
+    alternating: bool = False
+    """That is so, too, and the columns of gate and up alternate."""
+    shared: str = "shared_expert."
+    """What the names of the expert that all tokens go through begin with."""
+    bias: str = ""
+    """That of the scores when experts are chosen; "": there is none."""
+    bias_row: bool = False
+    """It is a matrix of one row."""
 
 
 class ExpertShape(NamedTuple):
@@ -188,17 +286,29 @@ class ExpertShape(NamedTuple):
     shared_gate: bool = True
     """A sigmoid gates what the shared expert gives."""
     names: MixtureNames = MixtureNames()
+    bias: bool = False
+    """The router and the experts' projections have biases."""
+    clamp: tuple[float, float] | None = None
+    """(alpha, limit) of a clamped SwiGLU (`activation.clamped_swiglu`); None: a plain one."""
 
 
 class Routing(NamedTuple):
-    """How experts are chosen by groups (arXiv 2412.19437, section 2.1.2)."""
+    """How experts are chosen in float32, by groups (arXiv 2412.19437, section 2.1.2)."""
 
-    groups: int
+    groups: int = 1
     """The experts' number is a multiple of it."""
-    chosen_groups: int
+    chosen_groups: int = 1
     """Groups whose experts may be chosen."""
-    factor: float
+    factor: float = 1.0
     """On the weights of the chosen."""
+    softmax: bool = False
+    """Scores are probabilities; else sigmoids."""
+    best: int = 2
+    """Of a group's experts, the sum of whose scores says how good the group is."""
+    least: float = 0.0
+    """Of the sum that weights are divided by."""
+    on_input: bool = False
+    """The weights multiply what goes into the experts, not what they give."""
 
 
 class LatentShape(NamedTuple):
@@ -244,6 +354,34 @@ class LayerNorms(NamedTuple):
         return [name for name in self if name]
 
 
+class LayerParts(NamedTuple):
+    """What the names of a layer's parts begin with in its checkpoint; "": there is no such part."""
+
+    norm: str
+    """Of the norm of what goes into the mixer; `mlp_norm`: into the MLP."""
+    attention: str
+    recurrent: str
+    """With attention as well, both take the same input, and what they give is added."""
+    mlp_norm: str = ""
+    mlp: str = ""
+
+
+class Multipliers(NamedTuple):
+    """Factors inside the layers of a model whose widths were chosen by muP (arXiv 2203.03466)."""
+
+    attention_in: float
+    """On what goes into attention; `recurrent_in`: into the recurrent layer."""
+    key: float
+    attention_out: float
+    recurrent_in: float
+    projected: tuple[float, float, float, float, float]
+    """On the parts of Mamba-2's first projection: z, x, B, C, dt."""
+    recurrent_out: float
+    gate: float
+    """On what SiLU takes in the MLP."""
+    down: float
+
+
 class LayerGroup(NamedTuple):
     """The layers of one attention window: they share a page pool and a page table."""
 
@@ -280,10 +418,33 @@ class ModelShape:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
+    mlp_name: str = "mlp."
+    """What the names of a dense MLP's tensors begin with in a layer."""
+    chunked: bool = False
+    """What a query sees begins at a multiple of its window."""
     qk_norm: bool = False
     """Queries and keys are normed, head by head."""
+    head_norms: tuple[str, str] = ("q_norm", "k_norm")
+    """What checkpoints call the norms of queries and of keys; "": these have no weights."""
+    norms_still: bool = True
+    """Layers that rotate nothing norm them too."""
+    norm_after_rope: bool = False
+    """Heads are normed once they are rotated."""
+    query_scaling: QueryScaling | None = None
+    """How queries grow with their position; None: they do not."""
+    qk_norm_by_head: bool = False
+    """Each head has a weight of its own in these norms."""
+    qk_norm_bias: bool = False
+    qk_norms: tuple[int, int] | tuple[()] = ()
+    """Query and key heads of all GPUs, where the norm of each is a tensor by itself."""
     whole_qk_norm: bool = False
     """They are normed, the heads of all GPUs together."""
+    clip_qkv: float = 0.0
+    """Queries, keys and values are at most so far from 0; 0 = they stay."""
+    learned_positions: int = 0
+    """Rows of a table of which that of its position is added to each embedding; 0 = there is
+    none."""
+    head_bias: bool = False
     embed_scale: float = 1.0
     """On the embeddings."""
     logit_scale: float = 1.0
@@ -291,11 +452,30 @@ class ModelShape:
     """Scores become cap * tanh(score / cap); 0 = they stay."""
     logit_cap: float = 0.0
     """The same of logits."""
+    sinks: bool = False
+    """Each head has a learned score that no token's value goes with (an attention sink)."""
     activation: str = "silu"
-    """silu or gelu (its tanh form): what gates the MLP."""
+    """silu or gelu (its tanh form): what gates the MLP; of one that is not gated, also gelu_erf,
+    relu, relu2 (its square), or xielu."""
+    gated: bool = True
+    """The MLP has a gate."""
     norm_plus_one: bool = False
     """Norms multiply by 1 + weight."""
+    layer_norm: bool = False
+    """Norms, of heads as well, are LayerNorms, which subtract the mean; else RMS norms."""
+    norm_parts: tuple[str, ...] = ("weight",)
+    """What checkpoints have of the norms of hidden states: of LayerNorms perhaps a bias, or
+    nothing."""
+    parallel: bool = False
+    """Attention and the MLP take the same hidden states; a MLP without a norm of its own takes them
+    as normed for attention."""
     layer_norms: LayerNorms = LayerNorms()
+    parts: tuple[LayerParts, ...] = ()
+    """Of each layer, for families whose layers differ in them; (): each has a mixer and an MLP."""
+    dense_names: tuple[str, str, str] = GATED
+    """What a dense MLP's projections are called, where `parts` say where it is."""
+    multipliers: Multipliers | None = None
+    """None: all are 1."""
     rotary_dim: int = 0
     """Leading dimensions of a head that are rotated; 0 = all."""
     interleaved: bool = False
@@ -347,18 +527,35 @@ class ModelShape:
         return bool(self.layer_norms.mixer_out)
 
     @property
+    def adjusts_qkv(self) -> bool:
+        """Whether queries, keys and values are clipped, or normed otherwise than by the RMS of each
+        head."""
+        return self.whole_qk_norm or self.clip_qkv > 0 or (self.qk_norm and self.layer_norm)
+
+    @property
     def attention_layers(self) -> tuple[int, ...]:
         """The layers with attention."""
         recurrent = set(self.recurrent)
+        if self.parts:
+            return tuple(i for i, parts in enumerate(self.parts) if parts.attention)
         return tuple(i for i in range(self.layers) if i not in recurrent)
 
     @property
     def groups(self) -> tuple[LayerGroup, ...]:
-        """The attention layers by window, in the order in which the windows first appear."""
+        """The attention layers by window, in the order in which the windows first appear. Where
+        there are none, one layer stands for them, whose pages nobody reads: the scheduler counts
+        tokens, and knows prefixes, by pages."""
         by_window: dict[int, list[int]] = {}
-        for i in self.attention_layers:
+        for i in self.attention_layers or (0,):
             by_window.setdefault(self.windows[i], []).append(i)
         return tuple(LayerGroup(window, tuple(own)) for window, own in by_window.items())
+
+    @property
+    def has_dense(self) -> bool:
+        """Whether some layer has an MLP that is no mixture."""
+        if self.parts:
+            return any(parts.mlp and i not in self.sparse for i, parts in enumerate(self.parts))
+        return self.layers > len(self.sparse)
 
     def has_experts(self, i: int) -> bool:
         """Whether the i-th layer's MLP is a mixture; that of a layer that drafts, behind all
@@ -370,6 +567,32 @@ class ModelShape:
         if self.layer_ropes and i < self.layers:
             return self.layer_ropes[i]
         return len(self.ropes) - 1 if i < self.layers and self.windows[i] else 0
+
+    @property
+    def scales_queries(self) -> bool:
+        """Whether any position that is served has queries that are scaled."""
+        q = self.query_scaling
+        return q is not None and self.max_model_len > q.every - q.offset
+
+    def query_table(self, i: int) -> int | None:
+        """Which of the tables by position, behind those of the ropes, has what the queries of the
+        i-th layer are multiplied by; None: they are not."""
+        ropes, q = self.ropes or (NOPE,), self.query_scaling
+        if q is None or not self.scales_queries or (
+                q.still_alone and ropes[self.rope_index(i)].kind != NOPE.kind):
+            return None
+        return len(ropes)
+
+    def norms_heads(self, i: int) -> bool:
+        """Whether the queries and keys of the i-th layer are normed, head by head."""
+        still = bool(self.ropes) and self.ropes[self.rope_index(i)].kind == NOPE.kind
+        return self.qk_norm and (self.norms_still or not still)
+
+    def without_chunks(self) -> ModelShape:
+        """The same where every sequence that is served is shorter than a chunk."""
+        if not self.chunked or max(self.windows) < self.max_model_len:
+            return self
+        return replace(self, chunked=False, windows=(0,) * self.layers)
 
     def group_and_index(self, i: int) -> tuple[int, int]:
         """The group of the i-th layer, which has attention, and its index in it. A layer that
@@ -412,7 +635,9 @@ class ModelShape:
                             "split: their weights have no rank's parts", "tp")
         experts = self.experts
         if experts is not None:
-            experts = experts._replace(size=-(-experts.size // tp), shared=-(-experts.shared // tp))
+            step = tp * (self.grouped.step if self.grouped else 1)
+            experts = experts._replace(size=-(-experts.size // step) * (step // tp),
+                                       shared=-(-experts.shared // tp))
         return replace(
             self, tp=tp, whole_vocab_size=self.vocabulary,
             kv_heads=_shared(self.kv_heads, tp, "kv heads"),

@@ -15,8 +15,7 @@ from actorium.gpu.families.tensor_specs import (
     TensorSpec,
     attention_tensors,
     delta_tensors,
-    dense_tensors,
-    mixture_tensors,
+    layer_mlp_tensors,
     norm_tensors,
 )
 
@@ -98,14 +97,12 @@ def qwen_hybrid(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
 
 def hybrid_layer(s: ModelShape, i: int, at: str) -> list[TensorSpec]:
     """Tensors of a layer: attention or GatedDeltaNet, and an MLP or experts."""
-    specs = norm_tensors(at, s)
+    specs = norm_tensors(at, s, s.layer_norms.names)
     if i in s.recurrent and isinstance(s.recurrence, DeltaShape):
         specs += delta_tensors(f"{at}linear_attn.", s.recurrence, s.hidden)
     else:
         specs += attention_tensors(f"{at}{ATTENTION}", s)
-    if s.has_experts(i) and s.experts:
-        return specs + mixture_tensors(at, s.hidden, s.experts)
-    return specs + dense_tensors(f"{at}mlp.", s.hidden, s.intermediate)
+    return specs + layer_mlp_tensors(at, s, i)
 
 
 def qwen_mtp(_: ModelShape) -> MtpNames:

@@ -10,20 +10,26 @@ from typing import NamedTuple
 from actorium.gpu.families.fp8_config import BLOCK
 from actorium.gpu.families.model_shape import (
     GATED,
+    ConvShape,
     DeltaShape,
     ExpertShape,
     LatentShape,
     MambaShape,
     ModelShape,
+    ScanShape,
 )
 from actorium.gpu.families.vision_shape import VisionShape
 from actorium.gpu.families.weight_formats import ONLINE, GroupedShape, WeightFormat
 
-EMBED, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+EMBED, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm", "lm_head.weight"
+POSITIONS = "model.embed_positions.weight"
+"""The table of learned positions."""
 EMBED_AND_HEAD = (EMBED, HEAD)
 """The tensors that are not a projection's and can be held in 4 to 8 bits."""
 ATTENTION = "self_attn."
 """What the names of an attention's tensors begin with, in a layer of any family."""
+SINKS = "sinks"
+"""What checkpoints call a layer's attention sinks."""
 TOWER = "visual."
 """Prefix of the names of a vision tower's tensors, in checkpoints of text and images."""
 NORMS = ("input_layernorm", "post_attention_layernorm")
@@ -113,13 +119,18 @@ def layer_prefix(i: int) -> str:
 
 def embedding_and_head_tensors(s: ModelShape) -> list[TensorSpec]:
     """Embeddings, final norm and head."""
-    specs = [TensorSpec(EMBED, (s.vocab_size, s.hidden)), TensorSpec(FINAL_NORM, (s.hidden,))]
+    specs = [TensorSpec(EMBED, (s.vocab_size, s.hidden)), *norm_tensors("", s, (FINAL_NORM,))]
+    if s.learned_positions:
+        specs.append(TensorSpec(POSITIONS, (s.learned_positions, s.hidden)))
+    if s.head_bias:
+        specs.append(TensorSpec("lm_head.bias", (s.vocab_size,)))
     return specs if s.tied else [*specs, TensorSpec(HEAD, (s.vocab_size, s.hidden))]
 
 
 def norm_tensors(at: str, s: ModelShape, names: Sequence[str] = NORMS) -> list[TensorSpec]:
     """Norms of a layer's input or output; `at` begins their names."""
-    return [TensorSpec(f"{at}{name}.weight", (s.hidden,)) for name in names]
+    return [TensorSpec(f"{at}{name}.{part}", (s.hidden,)) for name in names
+            for part in s.norm_parts]
 
 
 def mtp_tensors(names: MtpNames, s: ModelShape) -> list[TensorSpec]:
@@ -155,8 +166,17 @@ def attention_tensors(at: str, s: ModelShape) -> list[TensorSpec]:
     if s.whole_qk_norm:
         specs += [TensorSpec(f"{at}q_norm.weight", (s.q_size,)),
                   TensorSpec(f"{at}k_norm.weight", (s.kv_size,))]
-    if s.qk_norm:
-        specs += [TensorSpec(f"{at}{name}_norm.weight", (s.head_dim,)) for name in ("q", "k")]
+    if s.sinks:
+        specs.append(TensorSpec(f"{at}{SINKS}", (s.heads,), "float32"))
+    if s.qk_norms:
+        specs += [TensorSpec(f"{at}{name}_norm.norms.{i}.weight", (s.head_dim,))
+                  for name, heads in zip("qk", s.qk_norms, strict=True) for i in range(heads)]
+    elif s.qk_norm:
+        parts = ("weight", "bias") if s.qk_norm_bias else ("weight",)
+        specs += [TensorSpec(f"{at}{name}.{part}",
+                             (heads, s.head_dim) if s.qk_norm_by_head else (s.head_dim,))
+                  for name, heads in zip(s.head_norms, (s.heads, s.kv_heads), strict=True)
+                  for part in parts if name]
     return specs
 
 
@@ -215,48 +235,92 @@ def mamba_tensors(at: str, s: MambaShape, hidden: int) -> list[TensorSpec]:
                         segments=(s.inner, *xbc, s.heads)),
         TensorSpec(f"{at}conv1d.weight", (s.channels, 1, s.width), segments=xbc),
         *(TensorSpec(f"{at}{name}", (s.heads,), "float32") for name in ("dt_bias", "A_log", "D")),
-        TensorSpec(f"{at}norm.weight", (s.inner,)),
-        *linear_tensors(f"{at}out_proj", hidden, s.inner, s.proj_bias),
+        *linear_tensors(f"{at}out_proj", hidden, s.inner, s.out_bias),
     ]
-    if not s.conv_bias:
-        return specs
-    return [*specs, TensorSpec(f"{at}conv1d.bias", (s.channels,), segments=xbc)]
+    if s.norm != "none":
+        specs.append(TensorSpec(f"{at}norm.weight", (s.inner,)))
+    if s.conv_bias:
+        specs.append(TensorSpec(f"{at}conv1d.bias", (s.channels,), segments=xbc))
+    return specs
+
+
+def conv_tensors(at: str, s: ConvShape, hidden: int) -> list[TensorSpec]:
+    """A gated short convolution."""
+    specs = [
+        *linear_tensors(f"{at}in_proj", 3 * s.channels, hidden, s.bias,
+                        segments=(s.channels,) * 3),
+        TensorSpec(f"{at}conv.weight", (s.channels, 1, s.width)),
+        *linear_tensors(f"{at}out_proj", hidden, s.channels, s.bias),
+    ]
+    return [*specs, TensorSpec(f"{at}conv.bias", (s.channels,))] if s.bias else specs
+
+
+def scan_tensors(at: str, s: ScanShape, hidden: int) -> list[TensorSpec]:
+    """Mamba."""
+    specs = [
+        *linear_tensors(f"{at}in_proj", 2 * s.channels, hidden, s.proj_bias,
+                        segments=(s.channels, s.channels)),
+        TensorSpec(f"{at}conv1d.weight", (s.channels, 1, s.width)),
+        *linear_tensors(f"{at}x_proj", s.rank + 2 * s.state_dim, s.channels),
+        *linear_tensors(f"{at}dt_proj", s.channels, s.rank),
+        TensorSpec(f"{at}dt_proj.bias", (s.channels,), "float32"),
+        TensorSpec(f"{at}A_log", (s.channels, s.state_dim), "float32"),
+        TensorSpec(f"{at}D", (s.channels,), "float32"),
+        *linear_tensors(f"{at}out_proj", hidden, s.channels, s.proj_bias),
+    ]
+    if s.norms == "weighted":
+        specs += [TensorSpec(f"{at}{name}_layernorm.weight", (size,)) for name, size in (
+            ("dt", s.rank), ("b", s.state_dim), ("c", s.state_dim))]
+    return [*specs, TensorSpec(f"{at}conv1d.bias", (s.channels,))] if s.conv_bias else specs
 
 
 # --- MLPs ----------------------------------------------------------------------------------------
 
 def dense_tensors(at: str, hidden: int, size: int, bias: bool = False,
-                  names: tuple[str, str, str] = GATED) -> list[TensorSpec]:
-    """A gated MLP."""
-    gate_up, (gate, up, down) = Projection("gate_up"), names
-    return [*linear_tensors(f"{at}{gate}", size, hidden, bias, gate_up),
-            *linear_tensors(f"{at}{up}", size, hidden, bias, gate_up),
+                  names: tuple[str, ...] = GATED) -> list[TensorSpec]:
+    """An MLP; names: of gate, up and down, or of the last two."""
+    gate_up, (*wide, down) = Projection("gate_up"), names
+    return [*(spec for name in wide
+              for spec in linear_tensors(f"{at}{name}", size, hidden, bias, gate_up)),
             *linear_tensors(f"{at}{down}", hidden, size, bias)]
 
 
 def mixture_tensors(at: str, hidden: int, s: ExpertShape) -> list[TensorSpec]:
     """A mixture of experts, each expert's tensors apart. at: of the layer."""
     at = f"{at}{s.names.at}"
-    specs = [TensorSpec(f"{at}{s.names.router}.weight", (s.number, hidden)),
-             *_experts(at, hidden, s)]
+    router = f"{at}{s.names.router}"
+    specs = [TensorSpec(f"{router}.weight", (s.number, hidden)), *_experts(at, hidden, s)]
+    if s.bias:
+        specs.append(TensorSpec(f"{router}.bias", (s.number,)))
     if s.shared:
-        specs += dense_tensors(f"{at}shared_expert.", hidden, s.shared)
+        specs += dense_tensors(f"{at}{s.names.shared}", hidden, s.shared)
         specs.append(TensorSpec(f"{at}shared_expert_gate.weight", (1, hidden)))
     return specs
 
 
 def grouped_mixture_tensors(at: str, hidden: int, s: ExpertShape) -> list[TensorSpec]:
-    """A mixture whose experts are chosen by groups; scores are computed in float32."""
-    return [TensorSpec(f"{at}gate.weight", (s.number, hidden), "float32"),
-            TensorSpec(f"{at}gate.e_score_correction_bias", (s.number,), "float32"),
-            *_experts(at, hidden, s),
-            *dense_tensors(f"{at}shared_experts.", hidden, s.shared)]
+    """A mixture whose experts are chosen in float32. at: of the layer."""
+    names, at = s.names, f"{at}{s.names.at}"
+    specs = [TensorSpec(f"{at}{names.router}.weight", (s.number, hidden), "float32")]
+    if names.bias:
+        rows = (1, s.number) if names.bias_row else (s.number,)
+        specs.append(TensorSpec(f"{at}{names.bias}", rows, "float32"))
+    specs += _experts(at, hidden, s)
+    return [*specs, *dense_tensors(f"{at}{names.shared}", hidden, s.shared)] if s.shared else specs
+
+
+def layer_mlp_tensors(at: str, s: ModelShape, i: int) -> list[TensorSpec]:
+    """The MLP of the i-th layer, dense or a mixture. at: of the layer."""
+    if s.experts is None or not s.has_experts(i):
+        return dense_tensors(f"{at}{s.mlp_name}", s.hidden, s.intermediate)
+    mixture = grouped_mixture_tensors if s.routing else mixture_tensors
+    return mixture(at, s.hidden, s.experts)
 
 
 def _experts(at: str, hidden: int, s: ExpertShape) -> Iterable[TensorSpec]:
     return (spec for e in range(s.number)
-            for spec in dense_tensors(f"{at}experts.{e}.", hidden, s.size,
-                                      names=s.names.expert))
+            for spec in dense_tensors(f"{at}experts.{e}.", hidden, s.size, s.bias,
+                                      s.names.expert))
 
 
 # --- vision towers -------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ class StepInputs:
         """The step's own."""
         batch, (kv_index, pages, lens, rows, accepted) = batches[0], self._arrays
         n, tokens = batch.decode_rows, len(batch.tokens)
-        self._hidden[:tokens] = _bits(model.embedded(batch.tokens))
+        self._hidden[:tokens] = _bits(model.embedded(batch.tokens, batch.turned_to))
         positions = batch.turned_to.numpy()
         for to, table in zip(self._ropes, self._tables, strict=True):
             to[:tokens] = table[positions]

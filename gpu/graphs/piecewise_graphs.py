@@ -24,14 +24,13 @@ from torch import Tensor
 
 from actorium.gpu.graphs.capture import Capturer, Replayable, ReportPhase, WhyNot
 from actorium.gpu.models.decoder import Decoder, Layer, LayerRun
-from actorium.gpu.models.forward_context import AttentionPlan, ForwardContext, GroupContext
+from actorium.gpu.models.forward_context import NO_ATTENTION, ForwardContext, GroupContext
 from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.step.input_batch import InputBatch
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.states import RecurrentBatch
 from actorium.kernels.inputs import settled
 
-NOTHING = AttentionPlan(0, None, None, None)
 """What a segment knows of how its rows attend."""
 
 
@@ -162,10 +161,10 @@ class PiecewiseGraphRunner:
 
     def _first(self, size: int) -> tuple[ForwardContext, Tensor, tuple[Any, ...]]:
         model, inputs = self._model, self._inputs
-        groups = [GroupContext(inputs.kv_index(g, size), pool.layers, NOTHING, pool.scales)
+        groups = [GroupContext(inputs.kv_index(g, size), pool.layers, NO_ATTENTION, pool.scales)
                   for g, pool in enumerate(self._pools)]
         step = ForwardContext(model.ropes_at(inputs.positions(size)), groups, None, [])
-        hidden = model.embedded(inputs.tokens(size))
+        hidden = model.embedded(inputs.tokens(size), inputs.positions(size))
         return step, *model.runs[0].enter(hidden, step)
 
     def _next(self, before: LayerRun, run: LayerRun, step: ForwardContext, y: Tensor,

@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 
 from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.families.tensor_specs import SINKS
 from actorium.gpu.models.forward_context import ForwardContext
 from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.models.rotary import head_order, turned_projections
 from actorium.gpu.parallel.rank_group import RankGroup
+from actorium.gpu.parallel.rank_slices import part_of
 from actorium.gpu.parallel.split_layers import norm_over
 from actorium.gpu.passes import canonical_ops as ops
+from actorium.gpu.weights.dtypes import TORCH_DTYPES
 from actorium.gpu.weights.fp8_weights import KV_SCALES
 from actorium.kernels.inputs import InputForm
 from actorium.kernels.linear import Linear
@@ -42,8 +45,16 @@ class Attention:
     """That share the heads."""
     whole_norm: Tensor | None = None
     """[(heads + kv_heads) * head_dim]: of all queries together, and of all keys."""
+    layer_norm: Tensor | None = None
+    """[2, heads + kv_heads, head_dim]: of the LayerNorm of every query and key head."""
+    query_weight: Tensor | None = None
+    """[head_dim]: what rotated queries are multiplied by."""
+    query_table: int | None = None
+    """See `ModelShape.query_table`."""
     kv_scales: Tensor | None = None
     """Of pages in FP8, f32[2 * kv_heads]; None: all 1. Pages in INT8 have others beside them."""
+    sinks: Tensor | None = None
+    """f32[heads], see `Attend`."""
 
     @property
     def inner(self) -> int:
@@ -66,7 +77,7 @@ class Attention:
     def forward(self, x: Tensor, step: ForwardContext) -> Tensor:
         s = self.shape
         qkv = ops.linear(x, self.qkv)
-        if s.whole_qk_norm:
+        if s.adjusts_qkv:
             qkv = ops.norm_qk(qkv, self)
         q, k, v = ops.split(qkv, s.heads, s.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
@@ -81,12 +92,21 @@ class Attention:
         return ops.linear(y, self.o)
 
     def norm_qk(self, qkv: Tensor) -> Tensor:
-        """Queries and keys normed, each over the heads of all ranks; values as they are. qkv:
-        [T, (heads + 2 * kv_heads) * head_dim]."""
+        """Queries and keys normed, by head, or each over the heads of all ranks, and all three
+        clipped, where the model does. qkv: [T, (heads + 2 * kv_heads) * head_dim], which may be
+        overwritten."""
         s = self.shape
-        assert self.whole_norm is not None
+        if self.layer_norm is not None:
+            heads = qkv.view(len(qkv), -1, s.head_dim)[:, :s.heads + s.kv_heads]
+            self.ops.layer_norm(heads, self.layer_norm, s.norm_eps, heads)
+        if self.whole_norm is not None:
+            qkv = self._norm_whole(qkv, self.whole_norm)
+        return qkv.clamp_(-s.clip_qkv, s.clip_qkv) if s.clip_qkv else qkv
+
+    def _norm_whole(self, qkv: Tensor, weight: Tensor) -> Tensor:
+        s = self.shape
         q, k, v = qkv.split((s.q_size, s.kv_size, s.kv_size), 1)
-        weights = self.whole_norm.split((s.q_size, s.kv_size))
+        weights = weight.split((s.q_size, s.kv_size))
         if self.ranks.place.size == 1:
             q, k = (self.ops.rms_norm(x, w, s.norm_eps)
                     for x, w in zip((q, k), weights, strict=True))
@@ -114,16 +134,21 @@ class Attention:
                 out: Tensor | None = None) -> Tensor:
         s, group = self.shape, step.groups[self.group]
         q, (pages, scales) = p[:, :s.heads], group.layer(self.layer_index, self.kv_scales)
+        if self.query_weight is not None:
+            q = q * self.query_weight
+        if self.query_table is not None:
+            q = q * step.ropes[self.query_table]
         if rows is not None:
-            y = group.plan.attend_rows(q, pages, rows, scales)
+            y = group.plan.attend_rows(q, pages, rows, scales, self.sinks)
         else:
-            y = group.plan.attend(q, pages, out if out is None else out.view(q.shape), scales)
+            y = group.plan.attend(q, pages, out if out is None else out.view(q.shape), scales,
+                                  self.sinks)
         return y.reshape(-1, s.q_size)
 
 
 def attention(w: LayerWeights, s: ModelShape, i: int) -> Attention:
     """The attention of these weights, in the i-th layer."""
-    order, norm = head_order(s), None
+    order, norm, query_weight = head_order(s), None, None
     if s.output_gate or s.interleaved or s.rotary_dim not in (0, s.head_dim):
         qkv, gate = turned_projections(w, s, order)
     else:
@@ -131,10 +156,35 @@ def attention(w: LayerWeights, s: ModelShape, i: int) -> Attention:
     whole = w.pop("q_norm.weight", "k_norm.weight") if s.whole_qk_norm else None
     if whole is not None:
         whole = whole.view(-1, s.head_dim)[:, order.to(whole.device)].flatten()
-    if s.qk_norm:
-        qn, kn = (own[order.to(own.device)] for own in (w.norm("q_norm"), w.norm("k_norm")))
+    by_head = layer_norms(w, s, order) if s.qk_norm and s.layer_norm else None
+    if s.norms_heads(i) and not all(s.head_norms):
+        norm = torch.ones((s.heads + s.kv_heads, s.head_dim), dtype=TORCH_DTYPES[s.dtype],
+                          device=w.device)
+    elif s.norms_heads(i) and not s.layer_norm:
+        qn, kn = (own[order.to(own.device)] for own in map(w.norm, s.head_norms))
+        if s.norm_after_rope:
+            # A rotation keeps a head's norm, so that heads are divided by it before; of the weights
+            # behind it, a score has the products alone.
+            query_weight, qn, kn = qn * kn, torch.ones_like(qn), torch.ones_like(kn)
         norm = torch.cat((qn.expand(s.heads, -1), kn.expand(s.kv_heads, -1)))
     group, index = s.group_and_index(i)
     return Attention(
         s, w.ops, qkv, gate, w.summed(s.o_bias, "o_proj"), norm, group, index,
-        s.rope_index(i), w.group, whole, w.optional(KV_SCALES))
+        s.rope_index(i), w.group, whole, by_head, query_weight, s.query_table(i),
+        w.optional(KV_SCALES), w.pop(SINKS) if s.sinks else None)
+
+
+def layer_norms(w: LayerWeights, s: ModelShape, order: Tensor) -> Tensor:
+    """[2, heads + kv_heads, head_dim]: weights and biases of the LayerNorms of heads."""
+    rows, place = [], w.group.place
+    for at, (name, heads) in enumerate((("q_norm", s.heads), ("k_norm", s.kv_heads))):
+        if s.qk_norms:
+            each = [w.norm(f"{name}.norms.{i}") for i in range(s.qk_norms[at])]
+            first = part_of(len(each), heads, place.rank, place.size) * heads
+            weight = torch.stack(each[first:first + heads])
+        else:
+            weight = w.norm(name)
+        bias = w.pop(f"{name}.bias") if s.qk_norm_bias else torch.zeros_like(weight)
+        both = torch.stack((weight, bias)).view(2, -1, s.head_dim)[..., order.to(weight.device)]
+        rows.append(both.expand(2, heads, -1))
+    return torch.cat(rows, 1).contiguous()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -15,8 +15,15 @@ from torch import Tensor
 from actorium.gpu.attention.backend_choice import StepAttention
 from actorium.gpu.families.architectures import mtp_names
 from actorium.gpu.families.model_shape import ModelShape
-from actorium.gpu.families.tensor_specs import EMBED, FINAL_NORM, HEAD, layer_prefix
+from actorium.gpu.families.tensor_specs import (
+    EMBED,
+    FINAL_NORM,
+    HEAD,
+    POSITIONS,
+    layer_prefix,
+)
 from actorium.gpu.models.forward_context import (
+    NO_ATTENTION,
     ForwardContext,
     GroupContext,
     StatePlan,
@@ -26,7 +33,7 @@ from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.models.rotary import rope_tables
 from actorium.gpu.parallel.rank_group import LoneRank, RankGroup
 from actorium.gpu.parallel.split_layers import SplitEmbedding, SplitHead
-from actorium.gpu.passes.canonical_ops import add, logits, norm, unmade
+from actorium.gpu.passes.canonical_ops import add, layer_norm, logits, norm, unmade
 from actorium.gpu.step.batch import ForwardBatch, with_deepstack, with_embeddings
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.states import RecurrentBatch
@@ -84,24 +91,40 @@ class Layer:
     """One decoder layer."""
 
     mixer: Mixer
-    mlp: Mlp
+    mlp: Mlp | None
     eps: float
     mixer_norm: Tensor | None
     """See `LayerNorms`."""
     mlp_norm: Tensor | None
     mixer_out_norm: Tensor | None = None
     mlp_out_norm: Tensor | None = None
+    layer_norm: bool = field(default=False, kw_only=True)
+    parallel: bool = field(default=False, kw_only=True)
+    """See `ModelShape`, as of the last."""
 
     def forward(self, hidden: Tensor, step: ForwardContext) -> Tensor:
         """The layer, written plainly; what runs is made of it by passes: see `LayerRun`."""
+        if self.parallel and self.mlp is not None:
+            return self.side_by_side(self.mlp, hidden, step)
         y = self.mixer.forward(self.normed(hidden, self.mixer_norm), step)
         hidden = add(self.normed(y, self.mixer_out_norm), hidden)
+        if self.mlp is None:
+            return hidden
         y = self.mlp.forward(self.normed(hidden, self.mlp_norm))
         return add(self.normed(y, self.mlp_out_norm), hidden)
 
+    def side_by_side(self, mlp: Mlp, hidden: Tensor, step: ForwardContext) -> Tensor:
+        """The same of a parallel one."""
+        x = self.normed(hidden, self.mixer_norm)
+        beside = x if self.mlp_norm is None else self.normed(hidden, self.mlp_norm)
+        hidden = add(self.mixer.forward(x, step), hidden)
+        return add(mlp.forward(beside), hidden)
+
     def normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
         """The norm with this weight, where there is one."""
-        return x if weight is None else norm(x, weight, self.eps)
+        if weight is None:
+            return x
+        return layer_norm(x, weight, self.eps) if self.layer_norm else norm(x, weight, self.eps)
 
 
 class LayerRun(NamedTuple):
@@ -175,7 +198,7 @@ class LoadedModel(ABC):
         return [GroupContext(
                     own.kv_index, pool.layers, plan_attention(
                         own, pool.page_size, group.window, s.attention_scale, self.attention,
-                        s.attention_cap),
+                        s.attention_cap, s.chunked) if s.attention_layers else NO_ATTENTION,
                     pool.scales)
                 for own, pool, group in zip(batches, pools, s.groups, strict=True)]
 
@@ -209,15 +232,16 @@ class Decoder(LoadedModel):
         """tensors: as `model_tensors` names them; they are taken out of the dict, but for those of
         the layer that drafts. The others: see `LoadedModel`; of a group, they are this rank's."""
         super().__init__(shape, device, attention, native, kernels, group)
-        whole = LayerWeights(tensors, "", self.ops, shape.norm_plus_one, group)
+        whole = LayerWeights(tensors, "", self.ops, shape.norm_plus_one, group, device=device)
         # The largest first: what a layer is made of lies beside what was made before.
         self.embed, self.head = embedding_and_head(whole, shape)
         self.layers = [self.load_layer(whole.under(layer_prefix(i)), i)
                        for i in range(shape.layers)]
-        self.norm = whole.norm(FINAL_NORM.removesuffix(".weight"))
+        self.norm = whole.norm_of(shape, FINAL_NORM, device)
+        self.positions = whole.pop(POSITIONS) if shape.learned_positions else None
         self.ropes = [table.to(device) for table in rope_tables(shape)]
         self.end_part = Head(self.norm, shape.norm_eps, self.head, shape.logit_scale,
-                             shape.logit_cap)
+                             shape.logit_cap, shape.layer_norm)
         self.runs: list[LayerRun] = []
         """Of each layer, and then `end`, of norm and head: made by `pass_manager.install`."""
         self.end: Callable[[Tensor], Tensor] = unmade
@@ -225,14 +249,15 @@ class Decoder(LoadedModel):
     @property
     def waits(self) -> bool:
         drafts = self.drafter is not None and self.drafter.waits
-        return drafts or any(layer.mlp.waits for layer in self.layers)
+        return drafts or any(layer.mlp is not None and layer.mlp.waits for layer in self.layers)
 
     @torch.inference_mode()
     def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[KVPagePool],
                 recurrent: RecurrentBatch | None = None) -> Tensor:
         batch = batches[0]
-        return self.run_layers(with_embeddings(batch.images, self.embedded(batch.tokens)), batches,
-                               pools, recurrent, self.ropes_at(batch.turned_to))
+        hidden = self.embedded(batch.tokens, batch.turned_to)
+        return self.run_layers(with_embeddings(batch.images, hidden), batches, pools, recurrent,
+                               self.ropes_at(batch.turned_to))
 
     def run_layers(self, hidden: HiddenStream, batches: Sequence[ForwardBatch],
                    pools: Sequence[KVPagePool], recurrent: RecurrentBatch | None,
@@ -249,10 +274,13 @@ class Decoder(LoadedModel):
             return settled(last.whole(stream.pop(), step))
         return settled(last.few(stream.pop(), step, batch.logit_rows))
 
-    def embedded(self, tokens: Tensor) -> Tensor:
-        """What goes into the first layer. tokens: i64[T] -> [T, hidden]."""
+    def embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """What goes into the first layer. tokens, positions: i64[T] -> [T, hidden]."""
         hidden, scale = self.embeddings(tokens), self.shape.embed_scale
-        return hidden if scale == 1 else hidden * scale
+        hidden = hidden if scale == 1 else hidden * scale
+        if self.positions is None:
+            return hidden
+        return hidden + self.positions.index_select(0, positions)
 
     def embeddings(self, tokens: Tensor) -> Tensor:
         """Rows of the embedding, not scaled. tokens: i64[T] -> [T, hidden]."""
@@ -281,7 +309,8 @@ class Decoder(LoadedModel):
         return self.end(rows)
 
     def norm_rows(self, rows: Tensor) -> Tensor:
-        return self.ops.rms_norm(rows, self.norm, self.shape.norm_eps)
+        own = self.ops.layer_norm if self.shape.layer_norm else self.ops.rms_norm
+        return own(rows, self.norm, self.shape.norm_eps)
 
     def head_logits(self, normed: Tensor) -> Tensor:
         return logits(normed, self.head, self.shape.logit_scale, self.shape.logit_cap)
@@ -294,7 +323,7 @@ def embedding_and_head(w: LayerWeights, s: ModelShape) -> tuple[Tensor | RowLook
     several ranks, each has its rows of both."""
     embed, looked_up = w.embedding(EMBED.removesuffix(".weight"), s.tied)
     head = (looked_up if s.tied and looked_up
-            else w.linear(False, HEAD.removesuffix(".weight")))
+            else w.linear(s.head_bias, HEAD.removesuffix(".weight")))
     if w.group.place.size == 1:
         return embed, head
     return (SplitEmbedding(embed, s.vocab_size, w.group),
@@ -310,10 +339,12 @@ class Head:
     product: Linear
     scale: float
     cap: float
+    layer_norm: bool
 
     def forward(self, rows: Tensor) -> Tensor:
         """[R, hidden] -> [R, vocab], written plainly."""
-        return logits(norm(rows, self.norm, self.eps), self.product, self.scale, self.cap)
+        own = layer_norm if self.layer_norm else norm
+        return logits(own(rows, self.norm, self.eps), self.product, self.scale, self.cap)
 
 
 # --- Drafting ------------------------------------------------------------------------------------
@@ -334,7 +365,7 @@ class MtpDrafter:
 
     @property
     def waits(self) -> bool:
-        return self.layer.mlp.waits
+        return self.layer.mlp is not None and self.layer.mlp.waits
 
     def forward(
         self, tokens: Tensor, hidden: Tensor, batch: ForwardBatch, pool: KVPagePool,
@@ -375,7 +406,8 @@ def load_drafter(model: Decoder, tensors: WeightTensors) -> MtpDrafter | None:
     """The drafter of these tensors, which are taken out of the dict; None where the shape has
     none."""
     s = model.shape
-    names, whole = mtp_names(s), LayerWeights(tensors, "", model.ops, s.norm_plus_one, model.group)
+    names, whole = mtp_names(s), LayerWeights(tensors, "", model.ops, s.norm_plus_one, model.group,
+                                              device=model.device)
     if names is None:
         return None
     return MtpDrafter(

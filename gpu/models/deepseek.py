@@ -9,36 +9,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actorium.gpu.families.model_shape import ExpertShape, LatentShape, ModelShape, Routing
+from actorium.gpu.families.model_shape import LatentShape, ModelShape
 from actorium.gpu.families.tensor_specs import NORMS
-from actorium.gpu.models.decoder import Decoder, Layer, Mlp
+from actorium.gpu.models.decoder import Decoder, Layer
 from actorium.gpu.models.forward_context import ForwardContext
 from actorium.gpu.models.layer_weights import LayerWeights, Part
-from actorium.gpu.models.mlp import Dense, dense, experts, mixture_fused
-from actorium.gpu.parallel.rank_group import RankGroup
-from actorium.gpu.parallel.split_layers import MixtureSum
+from actorium.gpu.models.mlp import layer_mlp, mixture_fused
 from actorium.gpu.passes.canonical_ops import (
-    add,
-    all_reduce,
     attend,
     expand_values,
     linear,
     norm,
-    route_in_groups,
     unmade,
     write_latent,
 )
 from actorium.gpu.weights.fp8_weights import KV_SCALES
 from actorium.gpu.weights.loader import Fused
-from actorium.kernels.inputs import Input, InputForm, plain
+from actorium.kernels.inputs import InputForm
 from actorium.kernels.linear import Linear
-from actorium.kernels.reference.experts import Experts, route_groups
 from actorium.kernels.reference.latent import write_latent as write_rows
 from actorium.kernels.reference.rope import apply_rope
 from actorium.kernels.reference.torch_ops import TorchOps
 
-SMALLEST = 1e-20
-"""Added to the sum that weights are divided by."""
 LATENT_EPS = 1e-6
 """Of the norms of latents, whatever the config says of the others."""
 
@@ -53,67 +45,9 @@ class DeepseekLM(Decoder):
         return []
 
     def load_layer(self, w: LayerWeights, i: int) -> Layer:
-        s, inner = self.shape, w.under("mlp.")
-        mlp: Mlp
-        if s.has_experts(i) and s.experts and s.routing:
-            mlp = grouped_mixture(inner, s.experts, s.routing)
-        else:
-            mlp = dense(inner)
+        s = self.shape
         mixer = latent_attention(w.under("self_attn."), s, i)
-        return Layer(mixer, mlp, s.norm_eps, *(w.norm(name) for name in NORMS))
-
-
-@dataclass(slots=True)
-class GroupedMixture:
-    """Experts behind a router that looks at groups of them first."""
-
-    shape: ExpertShape
-    routing: Routing
-    ops: TorchOps
-    router: Linear
-    """To the experts, in f32."""
-    bias: Tensor
-    """f32[E]: on the scores, when experts are chosen."""
-    experts: Experts
-    shared: Dense
-    total: RankGroup | MixtureSum | None
-    """See `Mixture`."""
-
-    @property
-    def waits(self) -> bool:
-        return self.experts.waits
-
-    @property
-    def form(self) -> InputForm:
-        """See `Mlp`: the router takes it as it is."""
-        return InputForm().also(self.experts.form).also(self.shared.form)
-
-    def forward(self, x: Tensor) -> Tensor:
-        routed = route_in_groups(x, self)
-        out = add(self.shared.forward(x), routed)
-        return out if self.total is None else all_reduce(out, self.total)
-
-    def route(self, x: Input) -> Tensor:
-        """What the chosen experts give, weighted: [T, hidden]."""
-        weights, chosen = self.choose(plain(x))
-        return self.experts(x, weights.to(x.dtype), chosen)
-
-    def choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x: [T, hidden] -> f32[T, chosen] weights, i64[T, chosen] experts."""
-        s, r = self.shape, self.routing
-        scores = self.ops.sigmoid(self.router.wide(x))
-        weights, chosen = route_groups(scores, self.bias, r.groups, r.chosen_groups, s.chosen)
-        if s.normalised:
-            weights = weights / (weights.sum(-1, keepdim=True) + SMALLEST)
-        return weights * r.factor, chosen
-
-
-def grouped_mixture(w: LayerWeights, s: ExpertShape, routing: Routing) -> GroupedMixture:
-    """The mixture of these weights."""
-    return GroupedMixture(
-        s, routing, w.ops, w.ops.float_linear(w.pop("gate.weight")),
-        w.pop("gate.e_score_correction_bias"),
-        experts(w, s), dense(w.under("shared_experts.").parts()), w.mixture_sum())
+        return Layer(mixer, layer_mlp(w, s, i), s.norm_eps, *(w.norm(name) for name in NORMS))
 
 
 # --- Latent attention ----------------------------------------------------------------------------
@@ -156,6 +90,8 @@ class LatentAttention:
     o: Linear
     layer_index: int
     """Index among the layers that share a pool."""
+    query_table: int | None = None
+    """See `ModelShape.query_table`."""
     kv_scale: Tensor | None = None
     """Of pages in FP8, f32[1]: of the whole row, latent and key; None: 1."""
 
@@ -186,15 +122,15 @@ class LatentAttention:
 
     def between(self, p: Tensor, step: ForwardContext, rows: Tensor | None = None,
                 out: Tensor | None = None) -> Tensor:
-        m, group, rope = shape_of(self.shape), step.groups[0], step.ropes[0]
+        m, group = shape_of(self.shape), step.groups[0]
         q, plan, (pages, scales) = (p[:, :-m.row], group.plan,
                                     group.layer(self.layer_index, self.kv_scale))
         if rows is not None and (plan.few is not None or not len(rows)):
             # Only these rows attend: nothing need be made of the other queries.
-            few = self._queries(q.index_select(0, rows), rope.index_select(0, rows))
+            few = self._queries(q, step, rows)
             return (plan.few(few, pages, None, scales) if plan.few else few).flatten(1)
         room = None if out is None else out.view(-1, self.shape.heads, m.row)
-        y = plan.attend(self._queries(q, rope), pages, room, scales).flatten(1)
+        y = plan.attend(self._queries(q, step), pages, room, scales).flatten(1)
         return y if rows is None else y.index_select(0, rows)
 
     def expand(self, y: Tensor) -> Tensor:
@@ -203,13 +139,19 @@ class LatentAttention:
         values = self.to_values(y.view(-1, heads, m.row)[..., :m.rank])
         return values.reshape(-1, heads * m.value)
 
-    def _queries(self, q: Tensor, rope: Tensor) -> Tensor:
-        """q: [N, query_rank], or the queries -> [N, heads, rank + rope], to meet latents."""
-        m = shape_of(self.shape)
+    def _queries(self, q: Tensor, step: ForwardContext, rows: Tensor | None = None) -> Tensor:
+        """q: [T, query_rank], or the queries -> [T, heads, rank + rope], to meet latents; or those
+        `rows` of them."""
+        m, rope = shape_of(self.shape), step.ropes[0]
+        scale = None if self.query_table is None else step.ropes[self.query_table]
+        if rows is not None:
+            q, rope = q.index_select(0, rows), rope.index_select(0, rows)
+            scale = None if scale is None else scale.index_select(0, rows)
         if self.queries is not None:
             q = self.queries.run(q.contiguous())
         plain, turned = q.view(len(q), self.shape.heads, m.query).split([m.plain, m.rope], -1)
-        return torch.cat((self.to_keys(plain), apply_rope(turned, rope)), -1)
+        queries = torch.cat((self.to_keys(plain), apply_rope(turned, rope)), -1)
+        return queries if scale is None else queries * scale
 
 
 def latent_attention(w: LayerWeights, s: ModelShape, i: int) -> LatentAttention:
@@ -234,7 +176,8 @@ def latent_attention(w: LayerWeights, s: ModelShape, i: int) -> LatentAttention:
         s, w.ops, w.product([q, row]), queries,
         w.norm("kv_a_layernorm"), w.ops.head_products(keys.contiguous()),
         w.ops.head_products(values.transpose(1, 2).contiguous()),
-        w.summed(s.o_bias, "o_proj"), s.group_and_index(i)[1], w.optional(KV_SCALES))
+        w.summed(s.o_bias, "o_proj"), s.group_and_index(i)[1],
+        s.query_table(i), w.optional(KV_SCALES))
 
 
 def rope_order(m: LatentShape) -> Tensor:

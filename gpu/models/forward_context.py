@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from actorium.gpu.attention.attention_backend import AttentionBackend
 from actorium.gpu.attention.backend_choice import StepAttention
-from actorium.gpu.step.batch import ForwardBatch, StateRows
+from actorium.gpu.step.batch import ExtendRow, ForwardBatch, StateRows
 from actorium.gpu.step.states import LayerStates
 from actorium.kernels.cpu.delta_native import Runs, plan_runs
 from actorium.kernels.ragged import Ragged, plan_ragged
@@ -85,34 +85,41 @@ class AttentionPlan:
     """For the last layer of a step that wants few rows: attends those alone."""
 
     def attend_rows(self, q: Tensor, pages: Tensor, rows: Tensor,
-                    scales: Tensor | None = None) -> Tensor:
+                    scales: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
         """`attend(...)[rows]`: [R, H, D]."""
         if not len(rows):
             return q[:0]
         if self.few is not None:
-            return self.few(q.index_select(0, rows), pages, None, scales)
-        return self.attend(q, pages, None, scales).index_select(0, rows)
+            return self.few(q.index_select(0, rows), pages, None, scales, sinks)
+        return self.attend(q, pages, None, scales, sinks).index_select(0, rows)
 
     def attend(self, q: Tensor, pages: Tensor, out: Tensor | None = None,
-               scales: Tensor | None = None) -> Tensor:
-        """q: [T, H, D]; pages: the layer's, with this step's keys and values; scales: theirs, see
-        `kv.write_kv` -> [T, H, D], in `out` if given."""
+               scales: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
+        """q: [T, H, D]; pages: the layer's, with this step's keys and values; scales, sinks: see
+        `Attend` -> [T, H, D], in `out` if given."""
         if self.extend is None or self.decode is None:
             only = self.extend or self.decode
             assert only is not None
-            return only(q, pages, out, scales)
+            return only(q, pages, out, scales, sinks)
         n = self.extend_tokens
         out = q.new_empty(q.shape) if out is None else out
-        self.extend(q[:n], pages, out[:n], scales)
-        self.decode(q[n:], pages, out[n:], scales)
+        self.extend(q[:n], pages, out[:n], scales, sinks)
+        self.decode(q[n:], pages, out[n:], scales, sinks)
         return out
+
+
+NO_ATTENTION = AttentionPlan(0, None, None, None)
+"""Where no layer attends."""
 
 
 def plan_attention(
     batch: ForwardBatch, page_size: int, window: int, scale: float, attention: StepAttention,
-    soft_cap: float = 0.0,
+    soft_cap: float = 0.0, chunked: bool = False,
 ) -> AttentionPlan:
-    """The plan of a step for layers with this window (0 = none). soft_cap: of scores, 0 = none."""
+    """The plan of a step for layers with this window (0 = none), or, where they are chunked, with
+    chunks of its size. soft_cap: of scores, 0 = none."""
+    if chunked and window:
+        batch, window = within_chunks(batch, page_size, window), 0
     plan, decode = AttentionPlan(batch.extend_tokens, None, None, None), attention.decode.decode
     if batch.extends:
         plan.extend = attention.extend.extend(batch.extends, page_size, window, scale, soft_cap)
@@ -127,6 +134,33 @@ def plan_attention(
         # Whatever else is in the step: rounding must not depend on neighbours.
         plan.few = _few(batch, page_size, window, scale, attention.decode, soft_cap)
     return plan
+
+
+def within_chunks(batch: ForwardBatch, page_size: int, chunk: int) -> ForwardBatch:
+    """The same rows of a step, each with the pages of its own chunk alone: an extend is cut where a
+    chunk ends, and each row of a decode is a sequence of its own. chunk: tokens, whole pages."""
+    extends, pages, lens = [], batch.decode_pages, batch.decode_kv_lens
+    for row in batch.extends:
+        start, end = row.start, row.start + row.count
+        while start < end:
+            base = start // chunk * chunk
+            stop = min(end, base + chunk)
+            table = row.pages[base // page_size:-(-stop // page_size)]
+            extends.append(ExtendRow(row.slot, start - base, stop - start, table))
+            start = stop
+    if pages is not None and lens is not None:
+        q_len = batch.decode_q_len
+        seen = lens.unsqueeze(1) + torch.arange(1 - q_len, 1, device=lens.device)
+        last = seen.clamp_min(1).flatten() - 1
+        width = min(chunk // page_size, pages.shape[1])
+        columns = (last // chunk * (chunk // page_size)).unsqueeze(1) + torch.arange(
+            width, device=lens.device)
+        pages = pages.repeat_interleave(q_len, 0).gather(
+            1, columns.clamp_max(pages.shape[1] - 1).long())
+        lens = (last % chunk + 1).int()
+    return replace(batch, extends=extends, decode_rows=batch.decode_rows * batch.decode_q_len,
+                   decode_pages=pages, decode_kv_lens=lens, decode_q_len=1,
+                   max_kv_len=min(batch.max_kv_len, chunk))
 
 
 def _few(

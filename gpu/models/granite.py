@@ -27,18 +27,26 @@ class GraniteLM(Decoder):
         return mixture_fused(at, s.hidden, s.experts) if s.experts else []
 
     def load_layer(self, w: LayerWeights, i: int) -> Layer:
-        s, inner = self.shape, w.under("shared_mlp.")
+        s = self.shape
         mixer: Mixer
         if i in s.recurrent and isinstance(s.recurrence, MambaShape):
             mixer = mamba2(w.under("mamba."), s.recurrence, s.recurrent.index(i))
         else:
             mixer = attention(w.under("self_attn."), s, i)
-        shared = Dense(inner.gated(False, "silu", "input_linear"),
-                       inner.summed(False, "output_linear"))
-        mlp: Mlp = shared
-        if s.experts:
-            mlp = Beside(mixture(w, routed_alone(s.experts)), shared)
+        mlp: Mlp
+        if s.experts is None:
+            mlp = _shared(w)
+        elif s.experts.shared:
+            mlp = Beside(mixture(w, routed_alone(s.experts)), _shared(w))
+        else:
+            mlp = mixture(w, s.experts)
         return Layer(mixer, mlp, s.norm_eps, *(w.norm(name) for name in NORMS))
+
+
+def _shared(w: LayerWeights) -> Dense:
+    """The MLP that all tokens of a layer go through."""
+    w = w.under("shared_mlp.")
+    return Dense(w.gated(False, "silu", "input_linear"), w.summed(False, "output_linear"))
 
 
 @dataclass(slots=True)

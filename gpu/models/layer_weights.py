@@ -9,8 +9,10 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
+from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.parallel.rank_group import LoneRank, RankGroup
 from actorium.gpu.parallel.split_layers import MixtureSum, SummedLinear
+from actorium.gpu.weights.dtypes import TORCH_DTYPES
 from actorium.gpu.weights.lazy_tensors import (
     INPUT_ORDER,
     LazyTensor,
@@ -56,22 +58,27 @@ class LayerWeights:
     """Tensors whose names begin with `prefix`; each is taken once."""
 
     def __init__(self, tensors: WeightTensors, prefix: str, ops: TorchOps, plus_one: bool,
-                 group: RankGroup = LoneRank(), beside: int = 1) -> None:
+                 group: RankGroup = LoneRank(), beside: int = 1,
+                 device: torch.device = torch.device("cpu")) -> None:
         """plus_one: norms multiply by 1 + weight; group: of ranks that share the model; beside: see
-        `parts`."""
+        `parts`; device: where what is made of no tensor lies."""
         self.tensors, self.prefix, self.ops, self.plus_one = tensors, prefix, ops, plus_one
-        self.group, self.beside = group, beside
+        self.group, self.beside, self.device = group, beside, device
 
     def under(self, prefix: str) -> LayerWeights:
         """Those with a longer prefix."""
-        return LayerWeights(self.tensors, self.prefix + prefix, self.ops, self.plus_one,
-                            self.group, self.beside)
+        return self.at(self.prefix + prefix)
+
+    def at(self, prefix: str) -> LayerWeights:
+        """Those with another prefix."""
+        return LayerWeights(self.tensors, prefix, self.ops, self.plus_one, self.group, self.beside,
+                            self.device)
 
     def parts(self) -> LayerWeights:
         """The same, of which each rank gives its part, its leaves side by side: for a mixture,
         which sums those of all its experts at once."""
         return LayerWeights(self.tensors, self.prefix, self.ops, self.plus_one,
-                            beside=self.group.leaves)
+                            beside=self.group.leaves, device=self.device)
 
     def mixture_sum(self) -> RankGroup | MixtureSum | None:
         """What sums `parts`; None: there is one."""
@@ -82,6 +89,10 @@ class LayerWeights:
         """One tensor, or several stacked."""
         parts = [materialised(self.tensors.pop(self.prefix + name)) for name in names]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        """What is to be taken under this name."""
+        self.tensors[self.prefix + name] = tensor
 
     def optional(self, name: str) -> Tensor | None:
         """One tensor, if it is there."""
@@ -165,6 +176,10 @@ class LayerWeights:
             _let_go(read)
         return own
 
+    def clamped(self, bias: bool, clamp: tuple[float, float], *names: str) -> Gated:
+        """Gate and up of an expert with a clamped SwiGLU, see `ExpertShape.clamp`."""
+        return self.ops.clamped_gated(self.linear(bias, *names), *clamp)
+
     def embedding(self, name: str, is_head: bool) -> tuple[Tensor | RowLookup, Linear | None]:
         """([V, K], or what gives its rows; a product with it, where it is the head as well)."""
         if self.dtype(name) is not ROWS:
@@ -199,6 +214,18 @@ class LayerWeights:
         """A norm's weight, with the 1 folded in."""
         weight = self.pop(f"{name}.weight")
         return (weight.float() + 1).to(weight.dtype) if self.plus_one else weight
+
+    def norm_of(self, s: ModelShape, name: str, device: torch.device) -> Tensor:
+        """The weight of a norm of hidden states, [hidden]; of a LayerNorm [2, hidden], its bias
+        behind it, where a checkpoint may have only one of them, or none."""
+        if not s.layer_norm:
+            return self.norm(name)
+        own = torch.tensor([[1.0], [0.0]], dtype=TORCH_DTYPES[s.dtype]).to(device)
+        own = own.repeat(1, s.hidden)
+        for row, part in enumerate(("weight", "bias")):
+            if part in s.norm_parts:
+                own[row] = self.pop(f"{name}.bias") if row else self.norm(name)
+        return own
 
 
 def stacked(parts: Sequence[Part]) -> list[Part]:

@@ -1,7 +1,8 @@
 """Decoders of one parametrised layer: `CausalLM` (Llama, Mistral, Qwen2, Qwen3, Gemma 2 and 3,
 Granite 3, and those of `dense_config`), whose models differ in biases, norms, the activation, and
 the window and rope of each layer; and `HybridLM` (Qwen3-Next, Qwen3.5, Qwen2-MoE and Qwen3-MoE,
-Mixtral, Granite 3 MoE), which mixes recurrent and attention layers, dense MLPs and experts."""
+Mixtral, Granite 3 MoE, GPT-OSS), which mixes recurrent and attention layers, dense MLPs and
+experts."""
 
 from __future__ import annotations
 
@@ -11,13 +12,16 @@ from functools import partial
 from torch import Tensor
 
 from actorium.gpu.families.model_shape import DeltaShape, ModelShape
-from actorium.gpu.families.tensor_specs import NORMS
+from actorium.gpu.families.tensor_specs import POSITIONS
 from actorium.gpu.models.attention import attention
 from actorium.gpu.models.decoder import Decoder, Layer, Mixer, Mlp
 from actorium.gpu.models.layer_weights import LayerWeights
-from actorium.gpu.models.mlp import dense, mixture, mixture_fused
+from actorium.gpu.models.mlp import dense, layer_mlp, mixture_fused, ungated
 from actorium.gpu.models.recurrent import delta_fused, gated_delta
 from actorium.gpu.weights.loader import Fused
+
+UNUSED = 2
+"""Rows before the first position's in OPT's table."""
 
 
 class CausalLM(Decoder):
@@ -25,24 +29,62 @@ class CausalLM(Decoder):
 
     @staticmethod
     def layer_fused(s: ModelShape, i: int, at: str) -> list[Fused]:
-        qkv = {f"{at}self_attn.q_proj": s.q_size, f"{at}self_attn.k_proj": s.kv_size,
-               f"{at}self_attn.v_proj": s.kv_size}
-        halves = {f"{at}mlp.{name}_proj": s.intermediate for name in ("gate", "up")}
-        return [Fused(f"{at}{name}.weight", (sum(rows.values()), s.hidden), partial(_cut, rows))
-                for name, rows in (("self_attn.qkv_proj", qkv), ("mlp.gate_up_proj", halves))]
+        attend, mlp = f"{at}self_attn.", f"{at}mlp."
+        qkv = {f"{attend}q_proj": s.q_size, f"{attend}k_proj": s.kv_size,
+               f"{attend}v_proj": s.kv_size}
+        halves = {f"{mlp}{name}_proj": s.intermediate for name in ("gate", "up")}
+        rows, part = sum(qkv.values()), partial(_cut, qkv)
+        fused = [Fused(f"{attend}qkv_proj.weight", (rows, s.hidden), part),
+                 Fused(f"{mlp}gate_up_proj.weight", (sum(halves.values()), s.hidden),
+                       partial(_cut, halves))]
+        if s.gated:
+            return fused
+        by_head = partial(_cut_heads, attend, s)
+        turned = {f"{attend}o_proj": (s.q_size, s.hidden), f"{mlp}up_proj": (s.hidden,
+                  s.intermediate), f"{mlp}down_proj": (s.intermediate, s.hidden)}
+        return [*fused, Fused(f"{attend}qkv_proj.bias", (rows,), partial(part, kind="bias")),
+                Fused(f"{attend}qkv_by_head.weight", (rows, s.hidden), by_head),
+                Fused(f"{attend}qkv_by_head.bias", (rows,), partial(by_head, kind="bias")),
+                Fused(f"{attend}qkv_proj.weight_t", (s.hidden, rows), lambda own: part(own.t())),
+                *(Fused(f"{name}.weight_t", shape, partial(_turned, name))
+                  for name, shape in turned.items())]
+
+    @classmethod
+    def fused(cls, s: ModelShape) -> list[Fused]:
+        padded = Fused("model.embed_positions.padded", (s.learned_positions + UNUSED, s.hidden),
+                       lambda table: [(POSITIONS, table[UNUSED:])])
+        return [*super().fused(s), padded]
 
     def load_layer(self, w: LayerWeights, i: int) -> Layer:
         s = self.shape
         mixer = attention(w.under("self_attn."), s, i)
-        mlp = dense(w.under("mlp."), s.mlp_bias, s.activation)
-        return Layer(mixer, mlp, s.norm_eps,
-                     *(w.norm(name) if name else None for name in s.layer_norms))
+        inner = w.under("mlp.")
+        mlp: Mlp = ungated(inner, s) if not s.gated else dense(inner, s.mlp_bias, s.activation)
+        norms = [w.norm_of(s, name, self.device) if name else None for name in s.layer_norms]
+        return Layer(mixer, mlp, s.norm_eps, *norms, layer_norm=s.layer_norm, parallel=s.parallel)
 
 
-def _cut(rows: dict[str, int], stacked: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The weights of projections that lie one behind the other, each with so many rows."""
+
+def _cut(rows: dict[str, int], stacked: Tensor, kind: str = "weight"
+         ) -> Iterator[tuple[str, Tensor]]:
+    """The weights (or biases) of projections that lie one behind the other, each with so many
+    rows."""
     for name, part in zip(rows, stacked.split(tuple(rows.values())), strict=True):
-        yield f"{name}.weight", part
+        yield f"{name}.{kind}", part.contiguous()
+
+
+def _cut_heads(at: str, s: ModelShape, stacked: Tensor, kind: str = "weight"
+               ) -> Iterator[tuple[str, Tensor]]:
+    """Those of queries, keys and values that lie together for each key head: its queries first."""
+    shared = s.heads // s.kv_heads
+    groups = stacked.view(s.kv_heads, shared + 2, s.head_dim, *stacked.shape[1:])
+    for name, part in zip("qkv", groups.split((shared, 1, 1), 1), strict=True):
+        yield f"{at}{name}_proj.{kind}", part.flatten(0, 2)
+
+
+def _turned(name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """A weight that lies on its side."""
+    yield f"{name}.weight", weight.t().contiguous()
 
 
 class HybridLM(Decoder):
@@ -65,6 +107,5 @@ class HybridLM(Decoder):
                                 s.recurrent.index(i))
         else:
             mixer = attention(w.under("self_attn."), s, i)
-        sparse = s.experts if s.has_experts(i) else None
-        mlp: Mlp = mixture(w, sparse) if sparse else dense(w.under("mlp."))
-        return Layer(mixer, mlp, s.norm_eps, *(w.norm(name) for name in NORMS))
+        return Layer(mixer, layer_mlp(w, s, i), s.norm_eps,
+                     *(w.norm(name) if name else None for name in s.layer_norms))

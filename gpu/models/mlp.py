@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from actorium.gpu.families.model_shape import GATED, ExpertShape
+from actorium.gpu.families.model_shape import GATED, ExpertShape, ModelShape, Routing
 from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.parallel.rank_group import RankGroup
 from actorium.gpu.parallel.split_layers import MixtureSum
 from actorium.gpu.passes import canonical_ops as ops
 from actorium.gpu.weights.loader import Fused
+from actorium.kernels.fp4_weights import Fp4Weight, is_fp4, pack_fp4, stack_fp4
 from actorium.kernels.grouped_rows import ROWS
-from actorium.kernels.inputs import Input, InputForm
+from actorium.kernels.inputs import Input, InputForm, plain
 from actorium.kernels.linear import Gated, Linear
-from actorium.kernels.reference.experts import Experts
+from actorium.kernels.reference.activation import BETA, NO_ALPHAS
+from actorium.kernels.reference.experts import ExpertExtras, Experts, route_groups
+from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.scaled_linear import has_products, is_packed
+
+SMALLEST = 1e-20
+"""Added to the sum that weights are divided by."""
 
 
 def mixture_fused(at: str, hidden: int, s: ExpertShape) -> list[Fused]:
@@ -28,14 +35,33 @@ def mixture_fused(at: str, hidden: int, s: ExpertShape) -> list[Fused]:
     if not s.names.stacked:
         return []
     at, (gate_up, down), (*two, one) = f"{at}{s.names.at}", s.names.stacked, s.names.expert
-    return [_stacked(at, gate_up, tuple(two), (s.number, 2 * s.size, hidden)),
-            _stacked(at, down, (one,), (s.number, hidden, s.size))]
+    own = ((gate_up, tuple(two), (s.number, 2 * s.size, hidden)),
+           (down, (one,), (s.number, hidden, s.size)))
+    if not s.names.alternating:
+        return [_stacked(at, *each, s.names.turned) for each in own]
+    experts = f"{at}experts."
+    return [fused for name, parts, (number, rows, columns) in own for fused in (
+        Fused(f"{at}{name}", (number, columns, rows),
+              partial(_cut_alternating, experts, parts, "weight")),
+        Fused(f"{at}{name}_bias", (number, rows),
+              partial(_cut_alternating, experts, parts, "bias")))]
 
 
-def _stacked(at: str, name: str, parts: tuple[str, ...], shape: tuple[int, int, int]) -> Fused:
+def _stacked(at: str, name: str, parts: tuple[str, ...], shape: tuple[int, int, int],
+             turned: bool) -> Fused:
     number, rows, columns = shape
+    if turned:
+        return Fused(f"{at}{name}", (number, columns, rows),
+                     partial(_cut_turned, f"{at}experts.", parts))
     return Fused(f"{at}{name}", shape, partial(_cut_experts, f"{at}experts.", parts, rows),
                  (number, columns, rows))
+
+
+def _cut_turned(at: str, names: tuple[str, ...],
+                stacked: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Each expert's tensors of all experts' stacked, [E, columns, rows]."""
+    upright = stacked.transpose(1, 2).contiguous()
+    return _cut_experts(at, names, upright.shape[1], upright)
 
 
 def _cut_experts(at: str, names: tuple[str, ...], rows: int,
@@ -46,6 +72,15 @@ def _cut_experts(at: str, names: tuple[str, ...], rows: int,
     for e, expert in enumerate(upright):
         for name, part in zip(names, expert.chunk(len(names)), strict=True):
             yield f"{at}{e}.{name}.weight", part
+
+
+def _cut_alternating(at: str, names: tuple[str, ...], end: str,
+                     stacked: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The same of [E, columns, rows], or of biases, [E, rows]: rows are dealt out to `names` by
+    turns."""
+    for e, expert in enumerate(stacked.mT.contiguous() if end == "weight" else stacked):
+        for i, name in enumerate(names):
+            yield f"{at}{e}.{name}.{end}", expert[i::len(names)]
 
 
 @dataclass(slots=True)
@@ -79,6 +114,45 @@ def dense(w: LayerWeights, bias: bool = False, activation: str = "silu",
     """The MLP of these weights."""
     gate, up, down = names
     return Dense(w.gated(bias, activation, gate, up), w.summed(bias, down), activation)
+
+
+def expert(w: LayerWeights, s: ExpertShape) -> Dense:
+    """The expert of these weights, of which each rank gives its part."""
+    gate, up, down = s.names.expert
+    if s.clamp is None:
+        return dense(w, s.bias, names=s.names.expert)
+    return Dense(w.clamped(s.bias, s.clamp, gate, up), w.summed(s.bias, down))
+
+
+@dataclass(slots=True)
+class Ungated:
+    """An MLP without a gate."""
+
+    up: Linear
+    down: Linear
+    activation: Callable[[Tensor], Tensor]
+    """See `TorchOps.activation`."""
+
+    @property
+    def waits(self) -> bool:
+        return False
+
+    @property
+    def form(self) -> InputForm:
+        return self.up.form
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.linear(ops.activate(ops.linear(x, self.up), self.activation), self.down)
+
+
+def ungated(w: LayerWeights, s: ModelShape) -> Ungated:
+    """The MLP of these weights."""
+    (_, up, down), alphas = GATED, NO_ALPHAS
+    if s.activation == "xielu":
+        above, below = (F.softplus(w.pop(f"act_fn.alpha_{kind}").float()).item() for kind in "pn")
+        alphas = above, BETA + below
+    return Ungated(w.linear(s.mlp_bias, up), w.summed(s.mlp_bias, down),
+                   w.ops.activation(s.activation, alphas))
 
 
 @dataclass(slots=True)
@@ -123,12 +197,42 @@ def experts(w: LayerWeights, s: ExpertShape) -> Experts:
     own, (gate, up, down) = [w.under(f"experts.{e}.") for e in range(s.number)], s.names.expert
     kinds = {each.dtype(name) for each in own for name in s.names.expert}
     weight = own[0].tensors[f"{own[0].prefix}{down}.weight"]
+    plain_gate = not (s.bias or s.clamp)
     served = len(kinds) == 1 and ROWS not in kinds and (
-        not isinstance(weight, Tensor) or not is_packed(weight) or has_products(weight.device))
+        not isinstance(weight, Tensor) or not is_packed(weight)
+        or plain_gate and has_products(weight.device))
+    if s.bias and w.group.place.rank:  # the first rank adds those of down
+        for each in own:
+            each.put(f"{down}.bias", torch.zeros_like(each.pop(f"{down}.bias")))
+    if w.ops.groups_experts and kinds == {ROWS} and _in_fp4(own[0], s):
+        return w.ops.experts_fp4(_stacked_fp4(own, gate, up), _stacked_fp4(own, down),
+                                 _extras(own, s))
     if not w.ops.groups_experts or not served:
-        return w.ops.experts_of([dense(each.parts(), names=s.names.expert) for each in own])
+        return w.ops.experts_of([expert(each.parts(), s) for each in own])
     gate_up = torch.stack([each.pop(f"{gate}.weight", f"{up}.weight") for each in own])
-    return w.ops.experts(gate_up, torch.stack([each.pop(f"{down}.weight") for each in own]))
+    return w.ops.experts(gate_up, torch.stack([each.pop(f"{down}.weight") for each in own]),
+                         _extras(own, s))
+
+
+def _in_fp4(own: LayerWeights, s: ExpertShape) -> bool:
+    """Whether this expert's rows are all in MXFP4; they are read for it."""
+    rows = {name: own.pop(name) for name in (f"{each}.weight" for each in s.names.expert)}
+    for name, weight in rows.items():
+        own.put(name, weight)
+    return all(map(is_fp4, rows.values()))
+
+
+def _stacked_fp4(own: Sequence[LayerWeights], *names: str) -> Fp4Weight:
+    """These projections of all experts, one expert's rows at a time."""
+    return stack_fp4([pack_fp4(each.pop(*(f"{name}.weight" for name in names))) for each in own])
+
+
+def _extras(own: Sequence[LayerWeights], s: ExpertShape) -> ExpertExtras:
+    gate, up, down = (f"{name}.bias" for name in s.names.expert)
+    if not s.bias:
+        return ExpertExtras(clamp=s.clamp)
+    return ExpertExtras(torch.stack([each.pop(gate, up) for each in own]),
+                        torch.stack([each.pop(down) for each in own]), s.clamp)
 
 
 def mixture(w: LayerWeights, s: ExpertShape) -> Mixture:
@@ -137,5 +241,76 @@ def mixture(w: LayerWeights, s: ExpertShape) -> Mixture:
     router = w.pop(f"{s.names.router}.weight")
     if s.shared:
         router = torch.cat((router, w.pop("shared_expert_gate.weight")))
-    return Mixture(s, w.ops.linear(router), experts(w, s),
-                   dense(w.under("shared_expert.").parts()) if s.shared else None, w.mixture_sum())
+    bias = w.pop(f"{s.names.router}.bias") if s.bias else None
+    return Mixture(s, w.ops.linear(router, bias), experts(w, s),
+                   dense(w.under(s.names.shared).parts()) if s.shared else None, w.mixture_sum())
+
+
+@dataclass(slots=True)
+class GroupedMixture:
+    """Experts that a router chooses in float32, which may look at groups of them first."""
+
+    shape: ExpertShape
+    routing: Routing
+    ops: TorchOps
+    router: Linear
+    """To the experts, in f32."""
+    bias: Tensor | None
+    """f32[E]: on the scores, when experts are chosen."""
+    experts: Experts
+    shared: Dense | None
+    total: RankGroup | MixtureSum | None
+    """See `Mixture`."""
+
+    @property
+    def waits(self) -> bool:
+        return self.experts.waits
+
+    @property
+    def form(self) -> InputForm:
+        """See `Mlp`: the router takes it as it is."""
+        form = InputForm().also(self.experts.form)
+        return form if self.shared is None else form.also(self.shared.form)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = ops.route_in_groups(x, self)
+        if self.shared is not None:
+            out = ops.add(self.shared.forward(x), out)
+        return out if self.total is None else ops.all_reduce(out, self.total)
+
+    def route(self, x: Input) -> Tensor:
+        """What the chosen experts give, weighted: [T, hidden]."""
+        weights, chosen = self.choose(plain(x))
+        if not self.routing.on_input:
+            return self.experts(x, weights.to(x.dtype), chosen)
+        rows = (plain(x).unsqueeze(1) * weights.to(x.dtype).unsqueeze(2)).flatten(0, 1)
+        out = self.experts(rows, torch.ones_like(rows[:, :1]), chosen.reshape(-1, 1))
+        return out.unflatten(0, chosen.shape).sum(1)
+
+    def choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x: [T, hidden] -> f32[T, chosen] weights, i64[T, chosen] experts."""
+        s, r = self.shape, self.routing
+        logits = self.router.wide(x)
+        scores = logits.softmax(-1) if r.softmax else self.ops.sigmoid(logits)
+        weights, chosen = route_groups(scores, self.bias, r.groups, r.chosen_groups, s.chosen,
+                                       r.best)
+        if s.normalised:
+            total = weights.sum(-1, keepdim=True) + SMALLEST
+            weights = weights / (total.clamp_min(r.least) if r.least else total)
+        return weights * r.factor, chosen
+
+
+def grouped_mixture(w: LayerWeights, s: ExpertShape, routing: Routing) -> GroupedMixture:
+    """The mixture of a layer's weights."""
+    w, names = w.under(s.names.at), s.names
+    return GroupedMixture(
+        s, routing, w.ops, w.ops.float_linear(w.pop(f"{names.router}.weight")),
+        w.pop(names.bias).flatten() if names.bias else None, experts(w, s),
+        dense(w.under(names.shared).parts()) if s.shared else None, w.mixture_sum())
+
+
+def layer_mlp(w: LayerWeights, s: ModelShape, i: int) -> Dense | Mixture | GroupedMixture:
+    """The MLP of these weights, in the i-th layer: dense or a mixture."""
+    if s.experts is None or not s.has_experts(i):
+        return dense(w.under(s.mlp_name))
+    return grouped_mixture(w, s.experts, s.routing) if s.routing else mixture(w, s.experts)

@@ -181,11 +181,13 @@ class Mamba2(RecurrentLayer):
     """f32[H]"""
     skip: Tensor
     """f32[H]: D"""
-    norm: Tensor
-    """f32[H * P]"""
+    norm: Tensor | None
+    """f32[H * P]; None: what the heads give is gated alone."""
     group: RankGroup
     shared_by: int
     """See `MambaShape`."""
+    norm_first: bool = False
+    """It is normed before it is gated."""
     native: NativeMamba | None = None
     """All between the projections but dt's and z's, in C, token by token."""
 
@@ -229,6 +231,15 @@ class Mamba2(RecurrentLayer):
     def gate(self, y: Tensor, p: Tensor) -> Tensor:
         """[T, H * P]: normed and gated. y: f32[T, H, P]."""
         s = self.sizes
+        if self.norm is None or self.norm_first:
+            z = p[:, :s.inner]
+            y = y.flatten(1).to(z.dtype)
+            if self.norm is not None:
+                y = torch.cat([self.ops.rms_norm(part.contiguous(), weight, self.eps)
+                               for part, weight in zip(y.chunk(s.groups, 1),
+                                                       self.norm.to(y.dtype).chunk(s.groups),
+                                                       strict=True)], 1)
+            return self.ops.silu_mul(torch.cat((z, y), 1))
         if self.shared_by > 1:
             return norm_gated_over(self.group, self.shared_by, y.flatten(1), self.norm,
                                    p[:, :s.inner], self.eps)
@@ -248,11 +259,11 @@ def mamba2(w: LayerWeights, s: MambaShape, index: int) -> Mamba2:
     conv_bias = w.pop("conv1d.bias").float() if s.conv_bias else None
     a, dt_bias, skip = (-w.pop("A_log").float().exp(), w.pop("dt_bias").float(),
                         w.pop("D").float())
-    norm, native = w.pop("norm.weight").float(), None
+    norm, native = None if s.norm == "none" else w.pop("norm.weight").float(), None
     if isinstance(w.ops, NativeOps) and can_run_mamba(s.width):
         native = NativeMamba(w.ops.lib, w.ops.threads, sizes, conv, conv_bias, (a, skip, dt_bias),
-                             s.time_limit, norm, s.norm_eps)
+                             s.time_limit, conv[:0] if norm is None else norm, s.norm_eps)
     return Mamba2(
-        index, w.linear(s.proj_bias, "in_proj"), w.summed(s.proj_bias, "out_proj"), w.ops,
+        index, w.linear(s.proj_bias, "in_proj"), w.summed(s.out_bias, "out_proj"), w.ops,
         sizes, s.norm_eps, s.time_limit, conv, conv_bias, a, dt_bias, skip, norm, w.group,
-        s.shared_by, native)
+        s.shared_by, s.norm == "before", native)

@@ -12,7 +12,7 @@ import torch
 from actorium.actors.config.parsed_values import parse_passes, parse_speculative
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
-from actorium.actors.models.model_dir import read_json
+from actorium.actors.models.model_dir import indexed_length, read_json
 from actorium.gpu.attention.backend_choice import select_attention
 from actorium.gpu.attention.capabilities import FP8_PAGES
 from actorium.gpu.families.architectures import (
@@ -27,6 +27,7 @@ from actorium.gpu.families.deepseek_config import deepseek_layer
 from actorium.gpu.families.fp8_config import fp8_shape
 from actorium.gpu.families.granite_config import granite_hybrid_layer
 from actorium.gpu.families.llama_config import causal_layer
+from actorium.gpu.families.mamba_config import parted_layer
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.quant_config import stored_weights
 from actorium.gpu.families.qwen_hybrid_config import hybrid_layer
@@ -34,6 +35,7 @@ from actorium.gpu.models.decoder import Decoder, LoadedModel, load_drafter
 from actorium.gpu.models.deepseek import DeepseekLM
 from actorium.gpu.models.granite import GraniteLM
 from actorium.gpu.models.llama import CausalLM, HybridLM
+from actorium.gpu.models.parted import PartedLM
 from actorium.gpu.models.transformers_model import load_transformers
 from actorium.gpu.parallel.rank_group import LoneRank, RankGroup, RankPlace
 from actorium.gpu.parallel.rank_slices import require_rank_bits
@@ -51,7 +53,7 @@ LOG = logging.getLogger("actorium.model")
 ChoosePasses = Callable[[Decoder, tuple[str, ...]], tuple[str, ...]]
 OF_LAYERS: dict[LayerTensors, type[Decoder]] = {
     causal_layer: CausalLM, hybrid_layer: HybridLM, deepseek_layer: DeepseekLM,
-    granite_hybrid_layer: GraniteLM}
+    granite_hybrid_layer: GraniteLM, parted_layer: PartedLM}
 """What runs layers of these tensors."""
 MODELS = {name: OF_LAYERS[own.layer] for name, own in ARCHITECTURES.items()}
 """What runs each of `ARCHITECTURES`."""
@@ -75,6 +77,9 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
         shape = replace(shape, mtp_layers=0)
     asked = config.model.quantization
     raw = read_json(where)
+    if indexed_length(raw) == shape.max_model_len:
+        LOG.warning("sequences are served up to index_topk, %d tokens: beyond it tokens attend to "
+                    "those that an indexer chooses, which is not served", shape.max_model_len)
     scaled = shape.fp8 or fp8_shape(raw, where)
     fp8 = Fp8(scaled, keeps(device, config.device.kernels, asked)) if scaled else None
     if fp8 is None or not fp8.keep:
@@ -95,7 +100,8 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
     else:
         tensors = read_tensors(path, specs, dtype, device, progress, kind.fused(whole), fp8,
                                _cache_scales(config, whole, group.place), shape.grouped,
-                               stored_weights(raw, where), slices)
+                               stored_weights(raw, where), slices,
+                               ARCHITECTURES[shape.architecture].names)
     model = kind(shape, tensors, device, attention, config.device.native_kernels,
                  config.device.kernels, group)
     model.drafter = load_drafter(model, tensors)

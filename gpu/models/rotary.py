@@ -31,9 +31,15 @@ def head_order(s: ModelShape) -> Tensor:
 
 def rope_tables(s: ModelShape) -> list[Tensor]:
     """[max_model_len, 2, 1, head_dim] of each rope, or one that rotates nothing where the model has
-    none. For heads in `head_order`: pairs that stay have angle 0."""
-    return [_still_table(s) if rope.kind == "none" else _partial_table(s, rope)
-            for rope in s.ropes or (NOPE,)]
+    none. For heads in `head_order`: pairs that stay have angle 0. Behind them, where queries are
+    scaled, [max_model_len, 1, 1]: see `QueryScaling`."""
+    tables = [_still_table(s) if rope.kind == "none" else _partial_table(s, rope)
+              for rope in s.ropes or (NOPE,)]
+    if (q := s.query_scaling) is None or not s.scales_queries:
+        return tables
+    steps = ((torch.arange(s.max_model_len) + q.offset) // q.every).float()
+    scales = 1 + q.beta * torch.log1p(steps)
+    return [*tables, scales.to(TORCH_DTYPES[s.dtype]).view(-1, 1, 1)]
 
 
 def _still_table(s: ModelShape) -> Tensor:

@@ -81,10 +81,12 @@ def rank_faults(s: ModelShape, ranks: int) -> list[str]:
         found.append(f"weights in {s.dtype}")
     if s.grouped is not None or s.fp8 is not None:
         found.append("weights in 4 to 8 bits, whose inputs are rounded together")
-    widths = {} if len(s.sparse) == s.layers else {"MLPs": s.intermediate}
+    widths = {"MLPs": s.intermediate} if s.has_dense else {}
     if s.experts is not None:
         widths |= {"experts": s.experts.size, "an expert that all tokens go through":
                    s.experts.shared}
+        if s.experts.bias:
+            found.append("biases of experts, which one rank adds")
     if s.mtp_layers:
         widths["the product that joins what is drafted from"] = 2 * s.hidden
     found += [f"{ranks} parts of {what} of {width} are not equal"

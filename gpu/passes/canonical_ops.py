@@ -19,6 +19,7 @@ from actorium.kernels.inputs import Input, InputForm, Quantised, plain
 from actorium.kernels.linear import Gated, Linear
 from actorium.kernels.reference import activation
 from actorium.kernels.reference.norm import add_rms_norm, rms_norm, rms_norm_add
+from actorium.kernels.reference.norm import layer_norm as reference_layer_norm
 from actorium.kernels.reference.rope import apply_rope
 from actorium.kernels.scaled_linear import to_form
 
@@ -46,6 +47,12 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 @operation
+def layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The LayerNorm of x. x: [T, K]; weight: [2, K], weight and bias."""
+    return reference_layer_norm(x, weight, eps)
+
+
+@operation
 def linear(x: Tensor, product: Any) -> Tensor:
     """x: [T, K] -> [T, N]. product: a `Linear`; or a `Gated`, whose gate is left out: gate's
     columns before those of up."""
@@ -61,7 +68,7 @@ def add(x: Tensor, y: Tensor) -> Tensor:
 
 @operation
 def norm_qk(qkv: Tensor, mixer: Any) -> Tensor:
-    """What a product gave, queries and keys normed over all their heads together."""
+    """What a product gave, perhaps in its memory: queries and keys normed, and clipped."""
     normed: Tensor = mixer.norm_qk(qkv)
     return normed
 
@@ -143,6 +150,14 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 def gelu_mul(gate_up: Tensor) -> Tensor:
     """gelu(gate) * up, the tanh approximation."""
     return activation.gelu_mul(gate_up)
+
+
+@operation
+def activate(x: Tensor, own: Any) -> Tensor:
+    """The activation of an MLP without a gate, of each number of [T, I]; own: see
+    `TorchOps.activation`."""
+    y: Tensor = own(x)
+    return y
 
 
 @operation
@@ -286,7 +301,8 @@ WRITES = (write_kv, write_latent, rotate_write)
 def functions(ops: Any) -> dict[Callable[..., Any], Callable[..., Any]]:
     """What runs each operation; ops: a `TorchOps`."""
     return {
-        norm: ops.rms_norm, norm_add: ops.rms_norm_add, add_norm: ops.add_rms_norm,
+        norm: ops.rms_norm, layer_norm: ops.layer_norm, norm_add: ops.rms_norm_add,
+        add_norm: ops.add_rms_norm,
         norm_quant: ops.rms_norm_quant, add_norm_quant: ops.add_rms_norm_quant,
         norm_for: ops.norm_for, silu_mul: ops.silu_mul, gelu_mul: ops.gelu_mul,
         silu_mul_quant: ops.silu_mul_quant, gelu_mul_quant: ops.gelu_mul_quant,
@@ -298,6 +314,7 @@ def functions(ops: Any) -> dict[Callable[..., Any], Callable[..., Any]]:
 
 METHODS: dict[Callable[..., Any], tuple[str, int]] = {
     linear: ("__call__", 1), linear_add: ("add", 1), gated: ("__call__", 1),
+    activate: ("__call__", 1),
     norm_qk: ("norm_qk", 1), write_kv: ("write_kv", 2), write_latent: ("write_latent", 1),
     rotate_write: ("rotate_write", 1),
     attend: ("between", 1), recur: ("between", 1), expand_values: ("expand", 1),

@@ -60,19 +60,30 @@ class LayerFacts:
     @property
     def mixer_reduced(self) -> bool:
         """Whether that is so of the mixer's."""
-        return (not self.shape.sandwich_norms and not takes_fp8(self.layer.mlp.form)
-                and self.reduced(self.layer.mixer.o))
+        mlp = self.layer.mlp
+        return (mlp is not None and self.rms_before and not self.shape.sandwich_norms
+                and not takes_fp8(mlp.form) and self.reduced(self.layer.mixer.o))
+
+    @property
+    def mixer_left(self) -> bool:
+        """Whether the mixer's sum is left to the next layer, as there is no MLP."""
+        return self.layer.mlp is None and self.parts and self.reduced(self.layer.mixer.o)
 
     @property
     def mlp_left(self) -> bool:
         """Whether the sum of the MLP's last product over the ranks is left to the next layer."""
-        return (self.parts and not self.shape.has_experts(self.index)
+        return (self.parts and self.mlp is not None and not self.shape.has_experts(self.index)
                 and self.reduced(self.layer.mlp.down))
 
     @property
-    def norms_before(self) -> bool:
-        """Whether what goes into the mixer, and into the MLP, is normed."""
-        return bool(self.shape.layer_norms.mixer)
+    def gate_up(self) -> Any:
+        """The product of that MLP with its gate, if it has one."""
+        return getattr(self.mlp, "gate_up", None)
+
+    @property
+    def rms_before(self) -> bool:
+        """Whether what goes into the mixer, and into the MLP, is normed by its RMS."""
+        return bool(self.shape.layer_norms.mixer) and not self.shape.layer_norm
 
     @property
     def mixer_norm_sums(self) -> bool:
@@ -96,9 +107,9 @@ class LayerFacts:
             return "norm_add" in self.on
         return self.added(self.layer.mixer.o)
 
-    def gates(self, gated: Gated) -> bool:
+    def gates(self, gated: Gated | None) -> bool:
         """Whether this product is one with its gate."""
-        return "gated_product" in self.on and gated.fuses
+        return "gated_product" in self.on and gated is not None and gated.fuses
 
 
 class FusionPass(ABC):

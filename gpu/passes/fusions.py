@@ -58,7 +58,7 @@ class ProductAdd(FusionPass):
         an MLP, that adds to what they give, unless it is gated."""
         if facts.shape.sandwich_norms:
             return 0
-        mixer = [] if facts.mixer_reduced else [facts.layer.mixer.o]
+        mixer = [] if facts.mixer_reduced or facts.mixer_left else [facts.layer.mixer.o]
         mlp = [] if facts.mlp is None or facts.gates_shared or facts.mlp_left else [facts.mlp.down]
         return sum(map(facts.added, mixer + mlp))
 
@@ -95,10 +95,10 @@ class AddNorm(FusionPass):
     def expected(self, facts: LayerFacts) -> int:
         """The sums that no product has made and that are normed: of the layer before, and of the
         mixer."""
-        if not facts.norms_before:
+        if not facts.rms_before:
             return 0
-        return ((facts.given_as is Pending.SUM)
-                + (not facts.mixer_added and not facts.mixer_reduced))
+        return ((facts.given_as is Pending.SUM) + (
+            facts.layer.mlp is not None and not facts.mixer_added and not facts.mixer_reduced))
 
     def apply(self, g: PartGraph, dtype: torch.dtype) -> Iterator[Node]:
         for node in g.nodes(c.norm):
@@ -179,7 +179,7 @@ class GatedProduct(FusionPass):
 
     def expected(self, facts: LayerFacts) -> int:
         """The MLP for all tokens, where its backend has a product with a gate."""
-        return int(facts.mlp is not None and facts.mlp.gate_up.fuses)
+        return int(facts.gate_up is not None and facts.gate_up.fuses)
 
     def apply(self, g: PartGraph, dtype: torch.dtype) -> Iterator[Node]:
         for act in g.nodes(*ACTS):
@@ -215,9 +215,11 @@ class NormQuant(FusionPass):
     def expected(self, facts: LayerFacts) -> int:
         """The mixer and the MLP, where their products take 8 bits, and no sum over the ranks is
         joined with the norm."""
-        if not facts.norms_before:
+        if not facts.rms_before:
             return 0
         mixer = facts.layer.mixer.form.columns > 0 and facts.given_as is not Pending.REDUCE
+        if facts.layer.mlp is None:
+            return int(mixer)
         return mixer + (facts.layer.mlp.form.columns > 0 and not facts.mixer_reduced)
 
     def expected_piece(self, form: InputForm) -> int:
@@ -241,9 +243,9 @@ class ActQuant(FusionPass):
 
     def expected(self, facts: LayerFacts) -> int:
         """The MLP for all tokens, where its last product takes 8 bits alone."""
-        mlp = facts.mlp
-        return int(mlp is not None and not mlp.down.form.plain
-                   and (mlp.gate_up.quantises or not facts.gates(mlp.gate_up)))
+        own = facts.gate_up
+        return int(own is not None and not facts.mlp.down.form.plain
+                   and (own.quantises or not facts.gates(own)))
 
     def apply(self, g: PartGraph, dtype: torch.dtype) -> Iterator[Node]:
         for node in g.nodes(*ACTS, c.gated):
@@ -266,11 +268,14 @@ class NormProduct(FusionPass):
         """The mixer and the MLP, where such a product is all that takes the norm, and no sum is
         joined with it."""
         layer = facts.layer
-        if not facts.norms_before:
+        if not facts.rms_before:
             return 0
         mixer = layer.mixer.form.norms is not None and not facts.mixer_norm_sums
-        gated = facts.shape.has_experts(facts.index) or facts.gates(layer.mlp.gate_up)
-        mlp = layer.mlp.form.norms is not None and gated and not facts.mlp_norm_sums
+        if layer.mlp is None:
+            return int(mixer)
+        gated = facts.shape.has_experts(facts.index) or facts.gates(facts.gate_up)
+        mlp = (layer.mlp.form.norms is not None and (gated or not facts.shape.gated)
+               and not facts.mlp_norm_sums)
         return mixer + mlp
 
     def expected_piece(self, form: InputForm) -> int:

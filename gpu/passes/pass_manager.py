@@ -24,7 +24,7 @@ from torch.fx import Node
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.gpu.families.tensor_specs import layer_prefix
 from actorium.gpu.models.decoder import Decoder, LayerRun, MtpDrafter
-from actorium.gpu.models.forward_context import AttentionPlan, ForwardContext, GroupContext
+from actorium.gpu.models.forward_context import NO_ATTENTION, ForwardContext, GroupContext
 from actorium.gpu.passes.fusion_pass import FusionPass, LayerFacts, head_form, takes_fp8
 from actorium.gpu.passes.fusions import ALL
 from actorium.gpu.passes.layer_graph import Lines, PartGraph, Pending, lowered, reduces
@@ -44,7 +44,6 @@ FP8_TOLERANCE = 6e-2
 PAGE_TOLERANCE = {torch.int8: 2e-2, torch.float8_e4m3fn: FP8_TOLERANCE,
                   torch.float8_e5m2: FP8_TOLERANCE}
 """Of what is kept in pages of 8 bits: a number next to a tie becomes another code."""
-NOTHING = AttentionPlan(0, None, None, None)
 
 
 def keep_all(model: Decoder, on: tuple[str, ...]) -> tuple[str, ...]:
@@ -122,7 +121,8 @@ class PassManager:
               after: Any) -> Rewritten:
         """A layer's functions; after: the next one; None: but the final norm nothing takes what it
         returns."""
-        parts = ("reduce_norm" in self.on and after is not None and not takes_fp8(after.mixer.form)
+        parts = ("reduce_norm" in self.on and not self.model.shape.layer_norm
+                 and after is not None and not takes_fp8(after.mixer.form)
                  and reduces(after.mixer.o, self.model.dtype))
         facts = LayerFacts(self.model.shape, index, layer, given_as, parts, self.on,
                            self.model.dtype)
@@ -146,7 +146,7 @@ class PassManager:
             return PartGraph(part, name, PIECE)
 
         def apart(plain: Functions, fused: Functions) -> float:
-            return piece_difference(self.model, len(part.norm), *(
+            return piece_difference(self.model, part.norm.shape[-1], *(
                 MethodType(own[0], part) for own in (plain, fused)))
 
         rewritten = self._rewritten(traced, expected, (Pending.NOTHING, False, True),
@@ -312,7 +312,7 @@ def bare_step(model: Decoder, tokens: int, pages: torch.dtype) -> ForwardContext
     s, at = model.shape, torch.arange(1, tokens + 1, device=model.device)
     pool = KVPagePool(s, tokens + 1, 1, pages, model.device, 1)
     count = max(1, s.layers)
-    group = GroupContext(at, pool.layers * count, NOTHING, pool.scales * count)
+    group = GroupContext(at, pool.layers * count, NO_ATTENTION, pool.scales * count)
     return ForwardContext(model.ropes_at(at.clamp(max=s.max_model_len - 1)),
                           [group] * max(1, len(s.groups)), None, [])
 

@@ -162,13 +162,13 @@ def graphs_estimate(shape: ModelShape, demand: Demand, graphs: Graphs) -> int:
 def segment_input_bytes(shape: ModelShape, most: int) -> int:
     """Bytes of what segments of up to so many tokens take in: tokens, positions and a number a
     group of each token, and what each kind of middle gives."""
+    latent, attends = shape.latent, len(shape.attention_layers)
+    beside = shape.q_size if attends + len(shape.recurrent) > shape.layers else 0
     middles = set()
-    if shape.layers > len(shape.recurrent):
-        latent = shape.latent
+    if attends and not beside:
         middles.add(shape.q_size if latent is None else shape.heads * latent.row)
-    if shape.state is not None:
-        heads, values, _ = shape.state.state
-        middles.add(heads * values)
+    if shape.recurrence is not None:
+        middles.add(shape.recurrence.inner + beside)
     return most * (8 * (2 + len(shape.groups)) + sum(middles) * shape.itemsize)
 
 

@@ -160,9 +160,11 @@ class MemoryPlan:
         kept, channels = recurrence.state.columns
         dims = (f"{len(self.shape.recurrent)} layers x {heads} x {rows} x {columns} "
                 f"{self.demand.state_dtype}")
-        lines = [PlanLine("states", count * s.state, count, s.state, f"{recurrence.kind}: {dims}"),
-                 PlanLine("convolution columns", count * s.columns, count, s.columns,
-                      f"{channels} channels x {kept} {self.shape.dtype}")]
+        lines = [PlanLine("convolution columns", count * s.columns, count, s.columns,
+                          f"{channels} channels x {kept} {self.shape.dtype}")]
+        if s.state:
+            lines.insert(0, PlanLine("states", count * s.state, count, s.state,
+                                     f"{recurrence.kind}: {dims}"))
         if s.window:
             lines.append(PlanLine("speculation windows", count * s.window, count, s.window,
                               f"inputs of {self.demand.drafts} drafts not yet committed"))
@@ -331,7 +333,8 @@ def state_bytes(shape: ModelShape, demand: Demand) -> StateBytes:
 
 def token_bytes(shape: ModelShape, demand: Demand) -> int:
     """Bytes of a token's keys and values over all attention layers and the MTP layers."""
-    return (len(shape.attention_layers) + shape.mtp_layers) * _layer_bytes(shape, demand)
+    layers = sum(len(group.layers) for group in shape.groups)
+    return (layers + shape.mtp_layers) * _layer_bytes(shape, demand)
 
 
 def _layer_bytes(shape: ModelShape, demand: Demand) -> int:

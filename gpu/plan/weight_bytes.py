@@ -120,17 +120,20 @@ def workspace_bytes(shape: ModelShape, tokens: int, rows: int) -> int:
     tokens: computed in that step; rows: sampled in it. Residual, normed input and the widest
     layer's inner activations, each token; logits in the weights' dtype and in float32, each row.
     """
-    widths = [shape.q_size * (3 if shape.output_gate else 2) + 2 * shape.kv_size]
-    if shape.whole_qk_norm:  # what is normed, and is joined again, lies beside it
+    beside = shape.output_gate or shape.norm_after_rope or shape.scales_queries
+    widths = [shape.q_size * (3 if beside else 2) + 2 * shape.kv_size]
+    if shape.whole_qk_norm or shape.clip_qkv:  # what is normed and joined again lies beside it
         widths.append(3 * shape.q_size + 5 * shape.kv_size)
     if (m := shape.latent) is not None:
         widths = [m.query_rank + m.row + shape.heads * (m.query + 2 * m.row + m.value)]
-    if shape.layers > len(shape.sparse):
+    if shape.has_dense:
         widths.append(3 * shape.intermediate)
     if shape.sparse and (e := shape.experts) is not None:
         widths.append(e.chosen * (3 * e.size + shape.hidden) + 3 * e.shared)
-    if shape.state is not None:
-        heads, values, _ = shape.state.state
-        widths.append(2 * shape.state.columns[1] + 3 * heads * values)
+    if shape.recurrence is not None:
+        inner = 2 * shape.recurrence.state.columns[1] + 3 * shape.recurrence.inner
+        # Attention beside it takes the same input, and its output lies beside.
+        widths.append(inner + (len(shape.attention_layers) + len(shape.recurrent) > shape.layers)
+                      * 2 * widths[0])
     each = (2 * shape.hidden + max(widths)) * shape.itemsize
     return tokens * each + rows * shape.vocabulary * (shape.itemsize + 4)

@@ -90,6 +90,8 @@ def make_draft_pool(
 def stacked(count: int, size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros, [count, *size]; on a CPU each of them begins where `zeros` would let it begin."""
     each = math.prod(size) * dtype.itemsize
+    if not each:
+        return torch.empty((count, *size), dtype=dtype, device=device)
     apart = each if device.type != "cpu" or each < HUGE_PAGE else -(-each // HUGE_PAGE) * HUGE_PAGE
     whole = zeros((count, apart), torch.uint8, device)
     return whole[:, :each].view(dtype).view(count, *size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, groupby
@@ -23,6 +24,7 @@ from actorium.actors.models.model_dir import read_json
 from actorium.actors.models.model_files import INDEX, MAX_INDEX, SINGLE, check_file, unindexed_files
 from actorium.gpu.families.fp8_config import Fp8Shape
 from actorium.gpu.families.quant_config import StoredWeights
+from actorium.gpu.families.tensor_names import Renames
 from actorium.gpu.families.tensor_specs import EMBED_AND_HEAD, TensorSpec, held_format
 from actorium.gpu.families.weight_formats import ONLINE, GroupedShape
 from actorium.gpu.weights.dtypes import tensor_dtype
@@ -36,6 +38,7 @@ from actorium.gpu.weights.lazy_tensors import (
     drop_pages,
     held_rows,
 )
+from actorium.gpu.weights.mxfp4 import StackedExperts4
 from actorium.gpu.weights.online_quantisation import quantised_lazily
 from actorium.gpu.weights.safetensors_reader import DeviceReader, Wanted, mapped, unreadable
 from actorium.gpu.weights.sliced_tensors import RankSlices
@@ -55,9 +58,12 @@ merged (PEFT), of a compiled model, of a distributed one."""
 NESTED = (("language_model.model.", "model."), ("model.language_model.", "model."),
           ("language_model.lm_head.", "lm_head."), ("model.visual.", "visual."),
           ("embed_tokens.", "model.embed_tokens."), ("layers.", "model.layers."),
-          ("norm.", "model.norm."))
+          ("norm.", "model.norm."), ("model.final_layernorm.", "model.norm."),
+          ("model.embedding_norm.", "model.norm."), ("backbone.norm_f.", "model.norm."),
+          ("backbone.embeddings.", "model.embed_tokens."), ("backbone.layers.", "model.layers."))
 """Where checkpoints of text and images have their language model, and what it is called alone; the
-tower; and what is called otherwise in those of a model without its head."""
+tower; what is called otherwise in those of a model without its head; and what some families call
+all but their layers' parts."""
 ADAPTER = ".lora_A."
 """Part of names in a checkpoint of an adapter."""
 
@@ -127,9 +133,8 @@ def holds(path: Path, name: str) -> bool:
     return name in tensor_names(path)
 
 
-def tensor_names(path: Path) -> set[str]:
-    """Of all tensors of the checkpoint at `path`, as one of the language model alone calls them.
-    Raises `BadModel`."""
+def tensor_names(path: Path, renames: Renames = ()) -> set[str]:
+    """Of all tensors of the checkpoint at `path`, by `plain_name`. Raises `BadModel`."""
     tensors: set[str] = set()
     for file, placed in checkpoint_files(path).items():
         names = placed
@@ -139,7 +144,7 @@ def tensor_names(path: Path) -> set[str]:
                     names = list(shard.keys())
             except (SafetensorError, OSError) as e:
                 raise unreadable(path / file, e) from None
-        tensors.update(map(_plain, names))
+        tensors.update(plain_name(name, renames) for name in names)
     return tensors
 
 
@@ -147,17 +152,17 @@ def read_tensors(
     path: Path, specs: Sequence[TensorSpec], dtype: torch.dtype, device: torch.device,
     progress: Progress, fused: Sequence[Fused] = (), fp8: Fp8 | None = None,
     cache: CacheScales | None = None, grouped: GroupedShape | None = None,
-    stored: StoredWeights | None = None, slices: RankSlices = RankSlices(),
+    stored: StoredWeights | None = None, slices: RankSlices = RankSlices(), names: Renames = (),
 ) -> WeightTensors:
     """Every wanted tensor, cast to dtype, on the device; weights of projections, where those in FP8
     are kept, as `kernels.scaled_linear.pack` has them; those in 4 to 8 bits, which `grouped` says,
     lazily as `kernels.grouped_rows.pack_rows` does; and what scales of the KV cache there are,
     where they are asked for. stored: which weights the files have as whole numbers; slices: what of
-    them one rank of several has, whose `specs` these are. Raises `BadModel` naming what is wrong,
-    and `BadConfig` where a weight cannot be shared out."""
-    intake = TensorIntake(specs, dtype, device, fused, fp8, cache, grouped, slices)
+    them one rank of several has, whose `specs` these are; names: see `Architecture`. Raises
+    `BadModel` naming what is wrong, and `BadConfig` where a weight cannot be shared out."""
+    intake = TensorIntake(specs, dtype, device, fused, fp8, cache, grouped, slices, names)
     if stored is not None:
-        intake.parts = StoredParts(intake.shapes, stored, tensor_names(path), device)
+        intake.parts = StoredParts(intake.shapes, stored, tensor_names(path, names), device)
     source = gguf_source(path)
     shards: Iterable[tuple[Path, Iterable[tuple[str, Tensor | LazyTensor]]]]
     if source is None:
@@ -172,7 +177,7 @@ def read_tensors(
     for done, (file, tensors) in enumerate(shards, 1):
         for name, tensor in tensors:
             try:
-                intake.add(_plain(name), tensor)
+                intake.add(plain_name(name, names), tensor)
             except BadModel as e:
                 raise BadModel(f"{file}: {e}") from None
         progress(file.name, done, len(files))
@@ -210,13 +215,13 @@ class TensorIntake:
     def __init__(self, specs: Sequence[TensorSpec], dtype: torch.dtype, device: torch.device,
                  fused: Sequence[Fused], fp8: Fp8 | None, cache: CacheScales | None,
                  grouped: GroupedShape | None = None,
-                 slices: RankSlices = RankSlices()) -> None:
+                 slices: RankSlices = RankSlices(), names: Renames = ()) -> None:
         self.specs = {spec.name: spec for spec in specs}
         self.cuts = {own.name: own for own in fused}
         self.shapes = {**{name: own.shape for name, own in self.cuts.items()},
                        **{spec.name: spec.shape for spec in specs}, **slices.shapes}
         self.dtype, self.device, self.fp8, self.cache = dtype, device, fp8, cache
-        self.grouped, self.slices = grouped, slices
+        self.grouped, self.slices, self.names = grouped, slices, names
         self.pairs: ScalePairs | None = None
         if fp8 and not fp8.shape.online:
             self.pairs = ScalePairs(list(self.shapes), fp8.shape)
@@ -232,7 +237,7 @@ class TensorIntake:
         and by the config are not."""
 
     def wanted(self, file: Path, stored: str, dtype: torch.dtype, shape: Sequence[int]) -> bool:
-        name = _plain(stored)
+        name = plain_name(stored, self.names)
         if self.pairs is not None and name in self.pairs.of_scales:
             return True
         if self.cache is not None and name in self.cache.names:
@@ -263,7 +268,9 @@ class TensorIntake:
         elif self.parts is not None and name in self.parts.weights:
             # What is made of a weight when a layer takes it is in the file until then.
             module = self.parts.offer(name, tensor, self.grouped is not None)
-            if module is not None:
+            if isinstance(module, StackedExperts4):
+                self._add_stack(module)
+            elif module is not None:
                 self._add_module(module)
         elif self.pairs is None:
             self._add_tensor(name, tensor, None)
@@ -326,6 +333,15 @@ class TensorIntake:
                 name = f"{self.specs[part].module}{INPUT_ORDER}"
                 self.found[name] = module.order.to(self.device)
 
+    def _add_stack(self, stack: StackedExperts4) -> None:
+        own = self.cuts[stack.name]
+        names = [name for name, _ in own.cut(torch.empty(own.shape, device="meta"))]
+        for name, rows, wide in stack.experts(names):
+            spec = self.specs[name]
+            if held_format(self.grouped, spec) is None:
+                rows = _cast(wide, tensor_dtype(spec, self.dtype))
+            self.found[name] = self.slices.lazily(name, rows)
+
     def _cut(self, name: str, whole: LazyTensor) -> Iterable[tuple[str, LazyTensor]]:
         """The wanted tensors in one, by name."""
         own = self.cuts.get(name)
@@ -342,8 +358,7 @@ class TensorIntake:
         elif self.fp8 and self.fp8.quantises(spec):
             self.found[name] = quantised(tensor.read(), self.fp8.shape)
         else:
-            own = tensor_dtype(spec, self.dtype)
-            self.found[name] = LazyTensor(own, lambda: tensor.read().to(own))
+            self.found[name] = _cast(tensor, tensor_dtype(spec, self.dtype))
 
     def add_rows(self, name: str, rows: LazyTensor) -> None:
         """A weight, or several in one, that a file has in 4 to 8 bits: see `lazy_tensors`."""
@@ -388,6 +403,10 @@ class TensorIntake:
         return self.found
 
 
+def _cast(tensor: LazyTensor, dtype: torch.dtype) -> LazyTensor:
+    return LazyTensor(dtype, lambda: tensor.read().to(dtype))
+
+
 def _itself(tensor: Tensor) -> Tensor:
     return tensor
 
@@ -396,11 +415,15 @@ def _same_memory(one: Tensor, other: Tensor) -> bool:
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
-def _plain(name: str) -> str:
-    """The name that the tensor has in a checkpoint of the language model alone."""
+def plain_name(name: str, renames: Renames) -> str:
+    """The name that the tensor has in `model_tensors`, which are those of the language model alone.
+    """
     for wrapper in WRAPPED:
         name = name.removeprefix(wrapper)
     for nested, plain in NESTED:
         if name.startswith(nested):
-            return plain + name[len(nested):]
+            name = plain + name[len(nested):]
+            break
+    for part, own in renames:
+        name = re.sub(part, own, name)
     return name

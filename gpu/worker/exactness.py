@@ -7,11 +7,16 @@ makes them so."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from actorium.actors.errors import BadConfig
 from actorium.gpu.attention.attention_backend import NativeAttention, TritonAttention
 from actorium.gpu.models.decoder import Decoder, LoadedModel
-from actorium.gpu.models.deepseek import GroupedMixture
+from actorium.gpu.models.mamba1 import Mamba1
+from actorium.gpu.models.mlp import GroupedMixture
+from actorium.gpu.models.parted import RecurrentBesideAttention
 from actorium.gpu.models.recurrent import GatedDelta, Mamba2, RecurrentLayer
+from actorium.gpu.models.short_conv import ShortConv
 from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.reference.torch_ops import TorchOps
 
@@ -34,16 +39,17 @@ def departures(model: LoadedModel, asked: str) -> list[str]:
     if not isinstance(ops, NativeOps):
         return [f"products and attention in {model.shape.dtype} are torch's here"]
     found = []
+    attention = model.attention[:2] if model.shape.attention_layers else ()
     if ops.inexact:
         named = sorted(ops.inexact)
         more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
         found.append(f"products by oneDNN (weights of {', '.join(named[:NAMED])}{more})")
-    for part in {own.name: own for own in model.attention[:2]}.values():
+    for part in {own.name: own for own in attention}.values():
         if not isinstance(part, NativeAttention):
             found.append(f"attention by {part.name}")
         elif not part.exact:
             found.append("decodes, which prompts' attention would round otherwise")
-    mixers = [layer.mixer for layer in model.layers]
+    mixers = _mixers(model)
     kinds = {type(own).__name__ for own in mixers
              if isinstance(own, RecurrentLayer) and not _by_steps(own)}
     found += [f"prompts through {kind} layers, which go in chunks" for kind in sorted(kinds)]
@@ -60,11 +66,17 @@ def departures(model: LoadedModel, asked: str) -> list[str]:
     return found
 
 
+def _mixers(model: Decoder) -> list[Any]:
+    """Those of all layers; of a recurrent layer beside attention, the former."""
+    mixers = [layer.mixer for layer in model.layers]
+    return [own.recurrent if isinstance(own, RecurrentBesideAttention) else own for own in mixers]
+
+
 def _by_steps(layer: RecurrentLayer) -> bool:
     """Whether its prompts go token by token, by the kernel of its decodes."""
     if isinstance(layer, GatedDelta):
         return layer.native is not None and layer.native.exact
-    return isinstance(layer, Mamba2) and layer.native is not None
+    return isinstance(layer, Mamba1 | Mamba2 | ShortConv) and layer.native is not None
 
 
 def require_exact(model: LoadedModel, asked: str) -> None:
@@ -82,8 +94,7 @@ def device_departures(model: Decoder) -> list[str]:
     for part in {own.name: own for own in model.attention[:2]}.values():
         if not isinstance(part, TritonAttention) or not part.exact:
             found.append(f"attention by {part.name}, whose tiles and splits follow the step")
-    kinds = {type(layer.mixer).__name__ for layer in model.layers
-             if isinstance(layer.mixer, RecurrentLayer)}
+    kinds = {type(own).__name__ for own in _mixers(model) if isinstance(own, RecurrentLayer)}
     found += [f"prompts through {kind} layers, which go in chunks" for kind in sorted(kinds)]
     if any(isinstance(layer.mlp, GroupedMixture) for layer in model.layers):
         found.append("the choice of experts, by torch in float32")

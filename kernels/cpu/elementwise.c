@@ -43,6 +43,25 @@ void rms_norm(const bf16 *x, const bf16 *w, bf16 *y, int64_t rows, int dim, floa
         norm_row(x + t * dim, w, y + t * dim, dim, eps, t + 1 < rows);
 }
 
+/* The parts of a row, each with a weight and, behind those of all, a bias of its own. Rows of x and y
+ * lie so many numbers apart, and may be the same. w: [2, parts, dim]. */
+void layer_norm(const bf16 *x, int64_t x_stride, const bf16 *w, bf16 *y, int64_t y_stride,
+                int64_t rows, int parts, int dim, float eps, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows * parts * dim > 32768)
+    for (int64_t t = 0; t < rows * parts; t++) {
+        int64_t part = t % parts * dim;
+        const bf16 *in = x + t / parts * x_stride + part, *by = w + part, *bias = by + parts * dim;
+        bf16 *out = y + t / parts * y_stride + part;
+        float sum = 0, squares = 0;
+        for (int i = 0; i < dim; i++) sum += wide(in[i]);
+        float mean = sum / dim;
+        for (int i = 0; i < dim; i++) squares += (wide(in[i]) - mean) * (wide(in[i]) - mean);
+        float r = 1.0f / sqrtf(squares / dim + eps);
+        for (int i = 0; i < dim; i++)
+            out[i] = narrow((wide(in[i]) - mean) * r * wide(by[i]) + wide(bias[i]));
+    }
+}
+
 INLINE float sigmoid(float x) {
     float e = exp_neg(-fabsf(x));
     return (x >= 0 ? 1.0f : e) / (1.0f + e);

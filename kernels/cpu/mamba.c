@@ -3,19 +3,17 @@
  * so that a state and what is read of it have the same bits however the tokens came.
  *
  * Channels are convolved first, as those of b and c serve many heads; then each head is a task. */
-#include "delta.h"
+#include "conv.h"
 
 typedef struct {
     const bf16 *p;      /* [tokens, stride]: x, b, c (the convolution's channels), dt */
     int64_t stride;
-    const int64_t *runs, *saves, *save_starts; /* see `delta_native.Runs`; a row below 0: padding */
-    bf16 *columns;      /* [slots, width - 1, channels] */
-    const float *conv, *conv_bias; /* [width, channels], [channels] or NULL */
+    const int64_t *runs, *saves, *save_starts; /* as in `Conv` */
     void *states;       /* [slots, heads, head_dim, state_dim] */
     const float *a, *skip, *bias; /* [heads]; a below 0 */
-    float *mixed;       /* [tokens, channels]: what the convolution gives */
+    const float *mixed; /* [tokens, channels]: what the convolution gives */
     float *y;           /* [tokens, heads, head_dim] */
-    int width, heads, groups, head_dim, state_dim, narrow_states;
+    int heads, groups, head_dim, state_dim, narrow_states;
     float low, high;    /* of time steps */
 } Mamba;
 
@@ -27,33 +25,6 @@ typedef uint16_t shorts __attribute__((vector_size(32), aligned(2), may_alias));
 
 INLINE int64_t mixed_channels(const Mamba *m) {
     return (int64_t)m->heads * m->head_dim + 2 * (int64_t)m->groups * m->state_dim;
-}
-
-/* What the convolution sees as token t of a run: a row of p, or a column kept from before. */
-INLINE const bf16 *input_of(const Mamba *m, const int64_t *run, int64_t t) {
-    return t >= 0 ? m->p + (run[0] + t) * m->stride
-                  : m->columns + (run[2] * (m->width - 1) + m->width - 1 + t) * mixed_channels(m);
-}
-
-static void mix_token(const Mamba *m, const int64_t *run, int64_t t) {
-    int64_t channels = mixed_channels(m);
-    const bf16 *x[MAX_WIDTH];
-    float *y = m->mixed + (run[0] + t) * channels;
-    for (int j = 0; j < m->width; j++) x[j] = input_of(m, run, t - m->width + 1 + j);
-    for (int64_t i = 0; i < channels; i++) {
-        float sum = wide(x[0][i]) * m->conv[i];
-        for (int j = 1; j < m->width; j++) sum += wide(x[j][i]) * m->conv[j * channels + i];
-        y[i] = silu(m->conv_bias ? sum + m->conv_bias[i] : sum);
-    }
-}
-
-/* The columns behind token t of a run, to a row of their pool. Its own comes last: what is moved
- * there lies behind what is overwritten. */
-static void keep_columns(const Mamba *m, const int64_t *run, int64_t t, int64_t row) {
-    int64_t channels = mixed_channels(m), last = m->width - 1;
-    for (int64_t j = 0; j < last; j++)
-        memmove(m->columns + (row * last + j) * channels, input_of(m, run, t - last + j),
-                channels * sizeof(bf16));
 }
 
 INLINE float sum_of(lanes x) {
@@ -166,28 +137,29 @@ void mamba_steps(const bf16 *p, int64_t stride, int64_t count, int64_t tokens, c
                  bf16 *columns, const float *conv, const float *conv_bias, void *states,
                  const float *a, const float *skip, const float *bias, float *mixed, float *y,
                  const int *sizes, float low, float high, int threads) {
-    Mamba m = {p, stride, runs, saves, save_starts, columns, conv, conv_bias, states, a, skip, bias,
-               mixed, y, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], low, high};
+    Mamba m = {p, stride, runs, saves, save_starts, states, a, skip, bias, mixed, y, sizes[1],
+               sizes[2], sizes[3], sizes[4], sizes[5], low, high};
+    Conv c = {p, stride, runs, saves, save_starts, columns, conv, conv_bias, mixed,
+              mixed_channels(&m), sizes[0], 1};
     int64_t tasks = count * m.heads;
 #pragma omp parallel num_threads(threads) if (tasks > 1)
     {
-#pragma omp for schedule(static)
-        for (int64_t t = 0; t < tokens; t++) {
-            const int64_t *run = runs + 3 * owners[t];
-            if (run[2] >= 0) mix_token(&m, run, t - run[0]);
-        }
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < count; i++) {
-            const int64_t *run = runs + 3 * i;
-            for (int64_t s = save_starts[i]; s < save_starts[i + 1]; s++)
-                if (saves[2 * s + 1] != run[2])
-                    keep_columns(&m, run, saves[2 * s], saves[2 * s + 1]);
-            if (run[2] >= 0) keep_columns(&m, run, run[1], run[2]);
-        }
+        convolve_all(&c, count, tokens, owners);
 #pragma omp for schedule(dynamic, 1)
         for (int64_t task = 0; task < tasks; task++)
             advance_run(&m, task / m.heads, (int)(task % m.heads));
     }
+}
+
+/* A convolution alone; see `Conv`. */
+void conv_steps(const bf16 *p, int64_t stride, int64_t count, int64_t tokens, const int64_t *owners,
+                const int64_t *runs, const int64_t *saves, const int64_t *save_starts,
+                bf16 *columns, const float *weight, const float *bias, float *out,
+                int64_t channels, int width, int activate, int threads) {
+    Conv c = {p, stride, runs, saves, save_starts, columns, weight, bias, out, channels, width,
+              activate};
+#pragma omp parallel num_threads(threads) if (tokens > 1)
+    convolve_all(&c, count, tokens, owners);
 }
 
 /* out = norm of y * silu(z) over each of `groups` parts of a row, * weight. y: [rows, dim]; z: [rows,

@@ -1,4 +1,5 @@
-"""A Mamba-2 layer in C: convolution, time steps and recurrence in one call, and the gated norm."""
+"""A Mamba-2 layer in C: convolution, time steps and recurrence in one call, and the gated norm; a
+convolution alone; and the scan of Mamba."""
 
 from __future__ import annotations
 
@@ -10,6 +11,9 @@ from torch import Tensor
 
 from actorium.kernels.cpu.delta_native import MAX_WIDTH, Runs
 from actorium.kernels.reference.ssd import SSDSizes
+
+MAX_STATE = 64
+"""Of `scan.c`."""
 
 
 class NativeMamba:
@@ -51,11 +55,7 @@ class NativeMamba:
     def step(self, x: Tensor, columns: Tensor, states: Tensor, rows: Tensor) -> Tensor:
         """One token a sequence. rows: i64[T], of columns and states; below 0 for padding, which
         has neither, and gives zeros."""
-        count = len(rows)
-        runs = torch.stack((torch.arange(count), torch.ones_like(rows), rows), 1)
-        return self.extend(x, columns, states, Runs(
-            count, runs, torch.zeros((1, 2), dtype=torch.int64),
-            torch.zeros(count + 1, dtype=torch.int64)))
+        return self.extend(x, columns, states, single_tokens(rows))
 
     def gate(self, y: Tensor, z: Tensor) -> Tensor:
         """See `TorchOps.norm_gated`. y: f32[T, H, P]; z: bf16[T, H * P], of any row stride."""
@@ -63,6 +63,78 @@ class NativeMamba:
         self.lib.norm_gated(y.data_ptr(), self._norm, z.data_ptr(), z.stride(0), out.data_ptr(),
                             len(y), self.sizes.inner, self.sizes.groups, self.eps, self.threads)
         return out
+
+
+class NativeConv:
+    """x: bf16[T, C], of any row stride; columns: bf16[rows, W - 1, C], in place. Prompts and
+    decodes have the same bits."""
+
+    def __init__(self, lib: ctypes.CDLL, threads: int, weight: Tensor, bias: Tensor | None,
+                 activate: bool) -> None:
+        """weight: f32[W, C]; bias: f32[C] or None; activate: by SiLU."""
+        self.lib, self.threads, self.activate = lib, threads, activate
+        self.width, self.channels = weight.shape
+        self._held = [weight.contiguous(), *([] if bias is None else [bias.contiguous()])]
+        self._weight, self._bias = self._held[0].data_ptr(), (
+            0 if bias is None else self._held[1].data_ptr())
+
+    def extend(self, x: Tensor, columns: Tensor, plan: Runs) -> Tensor:
+        """Many tokens a sequence; columns are kept where the plan says: f32[T, C]."""
+        owners = torch.repeat_interleave(plan.runs[:, 1])
+        out = torch.empty((len(x), self.channels))
+        self.lib.conv_steps(
+            x.data_ptr(), x.stride(0), plan.number, len(x), owners.data_ptr(),
+            plan.runs.data_ptr(), plan.saves.data_ptr(), plan.starts.data_ptr(),
+            columns.data_ptr(), self._weight, self._bias, out.data_ptr(), self.channels,
+            self.width, self.activate, self.threads)
+        return out
+
+    def step(self, x: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
+        """One token a sequence: f32[T, C]. rows: i64[T], below 0 for padding, which gives zeros.
+        """
+        return self.extend(x, columns, single_tokens(rows))
+
+
+class NativeScan:
+    """x, dt (not yet a time step): bf16[T, C]; b, c: bf16[T, N], all contiguous; states: f32 or
+    bf16[rows, 1, C, N], in place. Prompts and decodes have the same bits."""
+
+    def __init__(self, lib: ctypes.CDLL, threads: int, a: Tensor, skip: Tensor,
+                 bias: Tensor) -> None:
+        """a: f32[C, N]; skip, bias of time steps: f32[C]."""
+        self.lib, self.threads = lib, threads
+        self.channels, self.state_dim = a.shape
+        self._held = [t.contiguous() for t in (a, skip, bias)]
+        self._weights = [t.data_ptr() for t in self._held]
+
+    def extend(self, inputs: Sequence[Tensor], states: Tensor, plan: Runs) -> Tensor:
+        """Many tokens a sequence; states are kept where the plan says. inputs: x, dt, b, c ->
+        f32[T, C]."""
+        y = torch.empty((len(inputs[0]), self.channels))
+        self.lib.scan_steps(
+            *(own.data_ptr() for own in inputs), plan.number, plan.runs.data_ptr(),
+            plan.saves.data_ptr(), plan.starts.data_ptr(), states.data_ptr(), *self._weights,
+            y.data_ptr(), self.channels, self.state_dim, states.dtype is torch.bfloat16,
+            self.threads)
+        return y
+
+    def step(self, inputs: Sequence[Tensor], states: Tensor, rows: Tensor) -> Tensor:
+        """One token a sequence: f32[T, C]. rows: i64[T], below 0 for padding, which gives zeros.
+        """
+        return self.extend(inputs, states, single_tokens(rows))
+
+
+def single_tokens(rows: Tensor) -> Runs:
+    """The plan of one token for each of these rows, i64[T]."""
+    count = len(rows)
+    runs = torch.stack((torch.arange(count), torch.ones_like(rows), rows), 1)
+    return Runs(count, runs, torch.zeros((1, 2), dtype=torch.int64),
+                torch.zeros(count + 1, dtype=torch.int64))
+
+
+def can_run_scan(width: int, state_dim: int) -> bool:
+    """Whether the C kernels take these sizes."""
+    return width <= MAX_WIDTH and state_dim <= MAX_STATE
 
 
 def can_run_mamba(width: int) -> bool:

@@ -38,6 +38,8 @@ LOG = logging.getLogger("actorium.kernels")
 _POINTER = [c_void_p]
 SIGNATURES = {
     "rms_norm": _POINTER * 3 + [c_int64, c_int, c_float, c_int],
+    "layer_norm": [c_void_p, c_int64] + _POINTER * 2 + [c_int64] * 2 + [c_int] * 2
+                  + [c_float, c_int],
     "silu_mul": _POINTER * 2 + [c_int64, c_int, c_int],
     "grouped_combine": _POINTER * 3 + [c_int64, c_int, c_int, c_int],
     "gelu_mul": _POINTER * 2 + [c_int64, c_int, c_int],
@@ -45,9 +47,9 @@ SIGNATURES = {
     "gate_mul_int8": _POINTER * 3 + [c_int64] + [c_int] * 4,
     "rotate_write": _POINTER * 6 + [c_int64, c_int, c_int, c_int, c_float, c_int],
     "paged_decode": [c_void_p, c_int64] + _POINTER * 3 + [c_int64, c_void_p, c_void_p, c_int64]
-                    + [c_int] * 6 + [c_float, c_int, c_int],
+                    + [c_int] * 6 + [c_float, c_int, c_int, c_void_p, c_float],
     "paged_extend": [c_void_p, c_int64] + _POINTER * 3 + [c_int64, c_void_p] + [c_int] * 5
-                    + [c_float, c_int],
+                    + [c_float, c_int, c_void_p, c_float],
     "sage_extend": [c_void_p, c_int64] + _POINTER * 4 + [c_int64, c_void_p] + [c_int] * 5
                    + [c_float, c_int],
     "latent_extend": [c_void_p, c_int64] + _POINTER * 3 + [c_int64, c_void_p] + [c_int] * 4
@@ -60,6 +62,8 @@ SIGNATURES = {
     "delta_extend_steps": [c_void_p, c_int64, c_int64] + _POINTER * 11 + [c_float, c_int],
     "delta_extend": [c_void_p, c_int64, c_int64] + _POINTER * 11 + [c_float, c_int],
     "mamba_steps": [c_void_p] + [c_int64] * 3 + _POINTER * 14 + [c_float] * 2 + [c_int],
+    "conv_steps": [c_void_p] + [c_int64] * 3 + _POINTER * 8 + [c_int64] + [c_int] * 3,
+    "scan_steps": _POINTER * 4 + [c_int64] + _POINTER * 8 + [c_int64] + [c_int] * 3,
     "norm_gated": _POINTER * 3 + [c_int64, c_void_p, c_int64] + [c_int] * 2 + [c_float, c_int],
     "linear": _POINTER * 5 + [c_int64, c_int, c_int, c_int],
     "linear_histogram": [c_void_p, c_int64, c_int64, c_void_p],

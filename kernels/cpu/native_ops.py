@@ -20,7 +20,7 @@ from actorium.kernels.cpu.grouped_native import (
     one_call,
 )
 from actorium.kernels.cpu.latent_native import NativeHeads, SplitLinear, split_floats
-from actorium.kernels.cpu.tower_native import NativeTowerOps
+from actorium.kernels.cpu.tower_native import NativeTowerOps, NumberMap, number_table
 from actorium.kernels.grouped_rows import BlockRows
 from actorium.kernels.inputs import InputForm, Quantised
 from actorium.kernels.linear import (
@@ -37,6 +37,7 @@ from actorium.kernels.linear import (
     huge,
     padded_columns,
 )
+from actorium.kernels.reference.activation import NO_ALPHAS, Alphas
 from actorium.kernels.reference.experts import EachExpert, ExpertProducts, Experts, combine
 from actorium.kernels.reference.kv import write_kv
 from actorium.kernels.reference.torch_ops import TorchOps
@@ -158,6 +159,17 @@ class NativeOps(TorchOps):
         self.lib.rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.shape[0], x.shape[1],
                           eps, self.threads)
         return y
+
+    def layer_norm(self, x: Tensor, weight: Tensor, eps: float,  # type: ignore[override]
+                   out: Tensor | None = None) -> Tensor:
+        y = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+        rows, *parts, dim = x.shape
+        self.lib.layer_norm(x.data_ptr(), x.stride(0), weight.data_ptr(), y.data_ptr(),
+                            y.stride(0), rows, *(parts or [1]), dim, eps, self.threads)
+        return y
+
+    def activation(self, kind: str, alphas: Alphas = NO_ALPHAS) -> Callable[[Tensor], Tensor]:
+        return NumberMap(self.lib, self.threads, number_table(kind, alphas))
 
     def rms_norm_quant(self, x: Tensor, weight: Tensor, eps: float, form: InputForm) -> Quantised:
         if not form.int8:

@@ -12,6 +12,7 @@
 
 #define PATIENCE 4096 /* pauses before a waiting thread lets others have its core */
 #define FEW_ROWS 4    /* of which no thread takes a share, element by element */
+#define MANY_NUMBERS 8192 /* of which threads take a share */
 
 #if defined(__x86_64__) || defined(__i386__)
 #define PAUSE() __builtin_ia32_pause()
@@ -26,7 +27,7 @@ union slot { int64_t i; double f; };
 /* A call: a kernel, and its arguments in order. */
 struct op {
     int64_t kind;
-    union slot a[19];
+    union slot a[20];
 };
 
 #define P(n) ((void *)(intptr_t)a[n].i)
@@ -93,6 +94,29 @@ static void run_norm(const union slot *a, int phase, int64_t task, int64_t tasks
     rms_norm((bf16 *)P(0) + at, P(1), (bf16 *)P(2) + at, r.count, I(4), F(5), 1);
 }
 
+static int64_t layer_norm_tasks(const union slot *a, int phase) {
+    (void)phase;
+    return by_rows(L(5), I(9));
+}
+
+static void run_layer_norm(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    struct rows r = rows_of(L(5), task, tasks);
+    (void)phase;
+    layer_norm((bf16 *)P(0) + r.from * L(1), L(1), P(2), (bf16 *)P(3) + r.from * L(4), L(4), r.count,
+               I(6), I(7), F(8), 1);
+}
+
+static int64_t map_tasks(const union slot *a, int phase) {
+    (void)phase;
+    return L(3) <= MANY_NUMBERS ? 1 : 2 * I(4);
+}
+
+static void run_map(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    struct rows r = rows_of(L(3), task, tasks);
+    (void)phase;
+    map_numbers((bf16 *)P(0) + r.from, P(1), (bf16 *)P(2) + r.from, r.count, 1);
+}
+
 static int64_t norm_int8_tasks(const union slot *a, int phase) {
     (void)phase;
     return by_rows(L(5), I(9));
@@ -152,7 +176,7 @@ static void run_rotate(const union slot *a, int phase, int64_t task, int64_t tas
 
 static struct paged_decode decode_of(const union slot *a) {
     return (struct paged_decode){P(0), L(1), P(2), P(3), P(4), L(5), P(6), P(7), L(8), I(9), I(10),
-                                 I(11), I(12), I(13), I(14), F(15), I(16), I(17)};
+                                 I(11), I(12), I(13), I(14), F(15), I(16), I(17), P(18), F(19)};
 }
 
 static int64_t decode_tasks(const union slot *a, int phase) {
@@ -281,6 +305,8 @@ struct kind {
 
 static const struct kind kinds[] = {
     {"rms_norm", 1, norm_tasks, run_norm},
+    {"layer_norm", 1, layer_norm_tasks, run_layer_norm},
+    {"map_numbers", 1, map_tasks, run_map},
     {"silu_mul", 1, gate_tasks, run_silu},
     {"gelu_mul", 1, gate_tasks, run_gelu},
     {"rotate_write", 1, rotate_tasks, run_rotate},

@@ -10,6 +10,9 @@ struct leaves;
 void norm_row(const bf16 *in, const bf16 *w, bf16 *out, int dim, float eps, int more);
 void gate_row(const bf16 *gate_up, bf16 *y, int dim, int gelu);
 void rms_norm(const bf16 *x, const bf16 *w, bf16 *y, int64_t rows, int dim, float eps, int threads);
+void layer_norm(const bf16 *x, int64_t x_stride, const bf16 *w, bf16 *y, int64_t y_stride,
+                int64_t rows, int parts, int dim, float eps, int threads);
+void map_numbers(const bf16 *x, const bf16 *numbers, bf16 *y, int64_t count, int threads);
 void silu_mul(const bf16 *gate_up, bf16 *out, int64_t rows, int dim, int threads);
 void gelu_mul(const bf16 *gate_up, bf16 *out, int64_t rows, int dim, int threads);
 void rms_norm_int8(const bf16 *x, const bf16 *w, bf16 *y, int8_t *codes, float *scales, int64_t rows,
@@ -37,7 +40,14 @@ struct paged_decode {
     float scale;
     int threads;
     int exact; /* as `paged_extend` would have it, to the bit: decode_exact.c */
+    const float *sinks; /* [heads], or 0: scores beside those of the keys, without a value */
+    float cap;          /* scores are cap * tanh(score / cap); 0: as they are */
 };
+
+/* What a query's online softmax begins with, in bits: its sink, which counts 1, or nothing. */
+INLINE float first_top(const float *sinks, int64_t head) {
+    return !sinks || sinks[head] < -1e38f ? -3e38f : sinks[head] * 1.44269504f;
+}
 
 /* The token at a place of a sequence, in pages. */
 INLINE int64_t token_of(const struct paged_decode *d, const int32_t *table, int place) {

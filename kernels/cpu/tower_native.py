@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actorium.kernels.linear import Linear
+from actorium.kernels.reference.activation import NO_ALPHAS, Alphas, activate
 from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.tower_ops import ERF, TANH, PatchAttention, TowerOps, Weight
 
@@ -29,6 +30,8 @@ WIDEST = 256
 """Numbers of a head that it takes at most."""
 SLICE = 1 << 14
 """Numbers that torch takes in one piece, all alike."""
+GELUS = {ERF: "gelu_erf", TANH: "gelu"}
+"""What `reference.activation` calls them."""
 ALL = -1
 """A window that hides nothing."""
 
@@ -50,7 +53,8 @@ class NativeTowerOps(TowerOps):
         """ops: whose products and norms are exact; left: shapes of weights that it has left to
         libraries."""
         self.ops, self.lib, self.threads, self._left = ops, lib, threads, left
-        self._tables = {kind: gelu_table(kind) for kind in (ERF, TANH)}
+        self._gelus = {kind: NumberMap(lib, threads, number_table(own))
+                       for kind, own in GELUS.items()}
         self._wide = False
 
     @property
@@ -74,11 +78,7 @@ class NativeTowerOps(TowerOps):
         return run
 
     def gelu(self, x: Tensor, kind: str) -> Tensor:
-        x = x.contiguous()
-        y = torch.empty_like(x)
-        self.lib.map_numbers(x.data_ptr(), self._tables[kind].data_ptr(), y.data_ptr(), x.numel(),
-                             self.threads)
-        return y
+        return self._gelus[kind](x)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return self.ops.rms_norm(x.contiguous(), weight, eps)
@@ -122,7 +122,7 @@ class NativePatchAttention(PatchAttention):
                             threads)
         lib.paged_extend(qkv.data_ptr(), 3 * width, kept.data_ptr(), 0, segments.chunks.data_ptr(),
                          len(segments.chunks), y.data_ptr(), heads, heads, dim, 0, ALL, self.scale,
-                         threads)
+                         threads, 0, 0.0)
         return self.out.add(y, residual)
 
 
@@ -148,10 +148,25 @@ def widened(qkv: Weight, out: Weight, heads: int, dim: int, wide: int) -> tuple[
     return Weight(rows.flatten(0, 1), bias), Weight(columns.flatten(1), out.bias)
 
 
+class NumberMap:
+    """A function of one number in bf16, of each number of a tensor."""
+
+    def __init__(self, lib: ctypes.CDLL, threads: int, table: Tensor) -> None:
+        """table: see `number_table`."""
+        self.lib, self.threads, self.table = lib, threads, table
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = x.contiguous()
+        y = torch.empty_like(x)
+        self.lib.map_numbers(x.data_ptr(), self.table.data_ptr(), y.data_ptr(), x.numel(),
+                             self.threads)
+        return y
+
+
 @functools.cache
-def gelu_table(kind: str) -> Tensor:
-    """bf16[65536]: of the numbers whose bits count from 0 on. Made in f64, in pieces within which
-    torch does the same for each."""
+def number_table(kind: str, alphas: Alphas = NO_ALPHAS) -> Tensor:
+    """bf16[65536]: an activation of the numbers whose bits count from 0 on. Made in f64, in pieces
+    within which torch does the same for each."""
     bits = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
     numbers = bits.view(torch.bfloat16).double()
-    return torch.cat([F.gelu(part, approximate=kind) for part in numbers.split(SLICE)]).bfloat16()
+    return torch.cat([activate(part, kind, alphas) for part in numbers.split(SLICE)]).bfloat16()

@@ -1,9 +1,22 @@
-"""Gated activations of the MLP."""
+"""Activations of the MLP, gated and plain."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu, "gelu": lambda x: F.gelu(x, approximate="tanh"), "gelu_erf": F.gelu,
+    "relu": F.relu, "relu2": lambda x: F.relu(x).square()}
+"""By their names in a `ModelShape`; and "xielu"."""
+Alphas = tuple[float, float]
+"""Of xIELU (arXiv 2411.13010): for numbers above 0, and for others."""
+NO_ALPHAS = (0.0, 0.0)
+BETA, EPS = 0.5, -1e-6
+"""Of xIELU: no config changes them."""
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -16,3 +29,20 @@ def gelu_mul(gate_up: Tensor) -> Tensor:
     """gelu(gate) * up (GeGLU), gelu in its tanh form. gate_up: [T, 2I], gate first -> [T, I]."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh") * up
+
+
+def activate(x: Tensor, kind: str, alphas: Alphas = NO_ALPHAS) -> Tensor:
+    """The activation of each number. kind: of `ACTIVATIONS`, or "xielu", with its alphas."""
+    if kind != "xielu":
+        return ACTIVATIONS[kind](x)
+    wide = x if x.dtype is torch.float64 else x.float()
+    below = (wide.clamp(max=EPS).expm1() - wide) * alphas[1]
+    return (torch.where(wide > 0, alphas[0] * wide * wide, below) + BETA * wide).to(x.dtype)
+
+
+def clamped_swiglu(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
+    """gate * sigmoid(alpha * gate) * (up + 1), where gates are at most `limit` and ups between
+    -limit and limit (GPT-OSS), in fp32 and rounded once. gate_up: [T, 2I], gate first -> [T, I]."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return ((up + 1) * gate * (alpha * gate).sigmoid()).to(gate_up.dtype)

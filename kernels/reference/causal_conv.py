@@ -1,4 +1,5 @@
-"""Causal depthwise convolution with SiLU; its last input columns are carried from step to step."""
+"""Causal depthwise convolution, with or without SiLU; its last input columns are carried from step
+to step."""
 
 from __future__ import annotations
 
@@ -11,9 +12,9 @@ from actorium.kernels.reference.state_rows import read_rows, write_rows
 
 
 def conv_extend(x: Tensor, columns: Tensor, weight: Tensor, plan: Ragged,
-                bias: Tensor | None = None) -> Tensor:
+                bias: Tensor | None = None, activate: bool = True) -> Tensor:
     """Convolves the tokens of an extend step; updates the columns of its rows, and saves them where
-    the plan says.
+    the plan says. activate: by SiLU.
 
     x: [T, C], of any row stride; columns: [rows, W - 1, C], in place; weight: f32[W, C]; bias:
     f32[C]. Returns f32[T + (S - 1) * (W - 1), C], of which `plan.outputs` are the tokens.
@@ -31,19 +32,29 @@ def conv_extend(x: Tensor, columns: Tensor, weight: Tensor, plan: Ragged,
         out.addcmul_(whole[tap:tap + length], weight[tap])
     if bias is not None:
         out.add_(bias)
-    return F.silu(out, inplace=True)
+    return F.silu(out, inplace=True) if activate else out
+
+
+def conv_tokens(x: Tensor, columns: Tensor, weight: Tensor, plan: Ragged, dtype: torch.dtype,
+                bias: Tensor | None = None, activate: bool = True) -> Tensor:
+    """`conv_extend`, but for the outputs: [T, C], of this dtype, those of the tokens alone."""
+    out = conv_extend(x, columns, weight, plan, bias, activate).to(dtype)
+    if plan.outputs is None:
+        return out
+    return out.index_select(0, plan.outputs if plan.places is None
+                            else plan.outputs.index_select(0, plan.places))
 
 
 def conv_step(x: Tensor, columns: Tensor, rows: Tensor, weight: Tensor,
-              bias: Tensor | None = None) -> Tensor:
+              bias: Tensor | None = None, activate: bool = True) -> Tensor:
     """Convolves one more token for each of these rows.
 
     x: [B, C]; columns: [rows, W - 1, C], in place; rows: i64[B], below 0 for padding, which has no
-    columns; weight: f32[W, C]; bias: f32[C]. Returns f32[B, C].
+    columns; weight: f32[W, C]; bias: f32[C]; activate: by SiLU. Returns f32[B, C].
     """
     whole = torch.cat((read_rows(columns, rows), x.unsqueeze(1)), 1)
     write_rows(columns, rows, whole[:, 1:])
     out = (whole * weight).sum(1)
     if bias is not None:
         out.add_(bias)
-    return F.silu(out, inplace=True)
+    return F.silu(out, inplace=True) if activate else out

@@ -1,4 +1,5 @@
-"""RMS norm (Zhang and Sennrich, 2019, arXiv 1910.07467)."""
+"""RMS norm (Zhang and Sennrich, 2019, arXiv 1910.07467), and LayerNorm (Ba et al., 2016, arXiv
+1607.06450)."""
 
 from __future__ import annotations
 
@@ -25,3 +26,17 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 def rms_norm_add(x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> Tensor:
     """residual + the norm of x. residual: like x."""
     return residual + rms_norm(x, weight, eps)
+
+
+def layer_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
+    """(x - mean(x)) / std(x) * weight + bias over the last dimension; fp32 inside, rounded once to
+    x's dtype.
+
+    x: [..., D]; weight: [2, ..., D], weight and bias, of the last dimensions of x. out: where the
+    result goes, perhaps x itself.
+    """
+    wide = x.float()
+    wide = wide - wide.mean(-1, keepdim=True)
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    y = (wide * weight[0].float() + weight[1].float()).to(x.dtype)
+    return y if out is None else out.copy_(y)

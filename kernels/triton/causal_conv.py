@@ -26,7 +26,7 @@ KEPT = 256
 def _conv(x: tl.tensor, stride: tl.tensor, columns: tl.tensor, rows: tl.tensor,
           sequences: tl.tensor, blocks: tl.tensor, weight: tl.tensor, bias: tl.tensor,
           out: tl.tensor, gap: tl.tensor, TAPS: tl.constexpr, C: tl.constexpr, BIASED: tl.constexpr,
-          TOKENS: tl.constexpr, BLOCK: tl.constexpr) -> None:
+          TOKENS: tl.constexpr, BLOCK: tl.constexpr, ACTIVATES: tl.constexpr = True) -> None:
     sequence = tl.load(blocks + 2 * tl.program_id(0))
     token = tl.load(blocks + 2 * tl.program_id(0) + 1) + tl.arange(0, TOKENS)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -46,8 +46,10 @@ def _conv(x: tl.tensor, stride: tl.tensor, columns: tl.tensor, rows: tl.tensor,
                       mask=(here & (place < 0))[:, None] & live[None, :], other=0)
         by = tl.load(weight + tap * C + channel, mask=live, other=0)
         total += (new.to(tl.float32) + old.to(tl.float32)) * by[None, :]
+    if ACTIVATES:
+        total = silu(total)
     to = first + sequence * gap + token
-    tl.store(out + to[:, None] * C + channel[None, :], silu(total).to(out.dtype.element_ty),
+    tl.store(out + to[:, None] * C + channel[None, :], total.to(out.dtype.element_ty),
              mask=here[:, None] & live[None, :])
 
 
@@ -77,7 +79,8 @@ def _keep(x: tl.tensor, stride: tl.tensor, columns: tl.tensor, rows: tl.tensor,
 @triton.jit(do_not_specialize_on_alignment=["rows"])
 def _conv_step(x: tl.tensor, stride: tl.tensor, columns: tl.tensor, rows: tl.tensor,
                weight: tl.tensor, bias: tl.tensor, out: tl.tensor, TAPS: tl.constexpr,
-               C: tl.constexpr, BIASED: tl.constexpr, BLOCK: tl.constexpr) -> None:
+               C: tl.constexpr, BIASED: tl.constexpr, BLOCK: tl.constexpr,
+               ACTIVATES: tl.constexpr = True) -> None:
     at = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = channel < C
@@ -96,48 +99,50 @@ def _conv_step(x: tl.tensor, stride: tl.tensor, columns: tl.tensor, rows: tl.ten
         if tap > 0:
             tl.debug_barrier()  # another thread may have read what is written over
             tl.store(own + (tap - 1) * C, value, mask=inside)
-    tl.store(out + at * C + channel, silu(total), mask=live)
+    if ACTIVATES:
+        total = silu(total)
+    tl.store(out + at * C + channel, total, mask=live)
 
 
 def conv_extend(x: Tensor, columns: Tensor, weight: Tensor, plan: Ragged,
-                bias: Tensor | None = None) -> Tensor:
+                bias: Tensor | None = None, activate: bool = True) -> Tensor:
     """See `causal_conv.conv_extend`; x has the dtype of the columns. What lies between the
     sequences' outputs is rubbish."""
     gap = len(weight) - 1
     out = torch.empty((len(x) + (len(plan.counts) - 1) * gap, len(weight[0])), device=x.device)
-    _launch(x, columns, weight, plan, bias, out, gap)
+    _launch(x, columns, weight, plan, bias, out, gap, activate)
     return out
 
 
 def conv_step(x: Tensor, columns: Tensor, rows: Tensor, weight: Tensor,
-              bias: Tensor | None = None) -> Tensor:
+              bias: Tensor | None = None, activate: bool = True) -> Tensor:
     """See `causal_conv.conv_step`; the channels of a token lie side by side."""
     taps, channels = weight.shape
     out = torch.empty((len(x), channels), device=x.device)
     if len(x):
         _conv_step[(len(x), triton.cdiv(channels, KEPT))](
             x, x.stride(0), columns, rows, weight, weight if bias is None else bias, out, TAPS=taps,
-            C=channels, BIASED=bias is not None, BLOCK=KEPT, num_warps=4)
+            C=channels, BIASED=bias is not None, BLOCK=KEPT, ACTIVATES=activate, num_warps=4)
     return out
 
 
-def conv_tokens(x: Tensor, columns: Tensor, weight: Tensor, plan: Ragged,
-                dtype: torch.dtype) -> Tensor:
-    """`conv_extend`, but for the outputs: [T, C], of this dtype, those of the tokens alone."""
+def conv_tokens(x: Tensor, columns: Tensor, weight: Tensor, plan: Ragged, dtype: torch.dtype,
+                bias: Tensor | None = None, activate: bool = True) -> Tensor:
+    """See `causal_conv.conv_tokens`."""
     out = torch.empty((len(x), len(weight[0])), dtype=dtype, device=x.device)
-    _launch(x, columns, weight, plan, None, out, 0)
+    _launch(x, columns, weight, plan, bias, out, 0, activate)
     return out
 
 
 def _launch(x: Tensor, columns: Tensor, weight: Tensor, plan: Ragged, bias: Tensor | None,
-            out: Tensor, gap: int) -> None:
+            out: Tensor, gap: int, activate: bool = True) -> None:
     """gap: rows of `out` between two sequences."""
     spans: Spans = spans_of(plan, TOKENS)
     taps, channels = weight.shape
     _conv[(len(spans.blocks), triton.cdiv(channels, CHANNELS))](
         x, x.stride(0), columns, plan.rows, spans.sequences, spans.blocks, weight,
         weight if bias is None else bias, out, gap, TAPS=taps, C=channels, BIASED=bias is not None,
-        TOKENS=TOKENS, BLOCK=CHANNELS, num_warps=4)
+        TOKENS=TOKENS, BLOCK=CHANNELS, ACTIVATES=activate, num_warps=4)
     _keep[(len(plan.counts), triton.cdiv(channels, KEPT))](
         x, x.stride(0), columns, plan.rows, spans.sequences, plan.tails, plan.tail_rows, TAPS=taps,
         C=channels, BLOCK=KEPT, num_warps=4)

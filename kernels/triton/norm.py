@@ -64,6 +64,23 @@ def _norm(x: tl.tensor, x_stride: tl.tensor, residual: tl.tensor, residual_strid
     tl.store(out + row * WIDTH + column, wide.to(out.dtype.element_ty), mask=live)
 
 
+@triton.jit(do_not_specialize=["count"])
+def _layer_norm(x: tl.tensor, x_stride: tl.tensor, weight: tl.tensor, out: tl.tensor,
+                out_stride: tl.tensor, count: tl.tensor, eps: tl.tensor, PARTS: tl.constexpr,
+                WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr) -> None:
+    """A row is one of the PARTS of a token, each with a weight and a bias of its own."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    live = (row < count) & (column < WIDTH)
+    token, at = row // PARTS, row % PARTS * WIDTH + column
+    wide = tl.load(x + token * x_stride + at, mask=live, other=0).to(tl.float32)
+    wide = tl.where(live, wide - tl.sum(wide, axis=1)[:, None] / WIDTH, 0)
+    wide = wide * tl.rsqrt(tl.sum(wide * wide, axis=1) / WIDTH + eps)[:, None]
+    wide = wide * tl.load(weight + at, mask=live, other=0).to(tl.float32)
+    wide = wide + tl.load(weight + PARTS * WIDTH + at, mask=live, other=0).to(tl.float32)
+    tl.store(out + token * out_stride + at, wide.to(out.dtype.element_ty), mask=live)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `kernels.reference.norm.rms_norm`. Rows may lie apart; their numbers may not."""
     return _launch(x, x, weight, eps, x)
@@ -76,6 +93,19 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
 
 def rms_norm_add(x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> Tensor:
     return _launch(x, residual, weight, eps, x, after=True)
+
+
+def layer_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
+    """See `kernels.reference.norm.layer_norm`. x, out: [T, D] or [T, P, D], of any row stride."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device) if out is None else out
+    width = x.shape[-1]
+    rows = x.numel() // width
+    if rows:
+        c = norm_config(width)
+        _layer_norm[(triton.cdiv(rows, c.rows),)](
+            x, x.stride(0), weight, out, out.stride(0), rows, eps, PARTS=rows // len(x),
+            WIDTH=width, ROWS=c.rows, BLOCK=c.block, num_warps=c.warps)
+    return out
 
 
 def _launch(x: Tensor, residual: Tensor, weight: Tensor, eps: float, total: Tensor,

@@ -4,40 +4,47 @@ convolution of single tokens: torch's run there."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
+from actorium.kernels.fp4_weights import Fp4Weight
 from actorium.kernels.grouped_rows import is_grouped
 from actorium.kernels.inputs import Input, InputForm, Quantised, plain
 from actorium.kernels.linear import Gated, Linear, can_pack
-from actorium.kernels.reference.experts import Experts
+from actorium.kernels.reference.activation import NO_ALPHAS, Alphas
+from actorium.kernels.reference.experts import ExpertExtras, Experts
 from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.sampling_ops import SamplingOps
 from actorium.kernels.sampling_tables import SamplingTables
 from actorium.kernels.scaled_linear import DequantisedLinear, ScaledLinear, has_products, is_packed
-from actorium.kernels.triton.activation import gelu_mul, silu_mul
+from actorium.kernels.triton.activation import activate, gelu_mul, silu_mul
 from actorium.kernels.triton.activation_fp8 import gelu_mul_fp8, silu_mul_fp8
 from actorium.kernels.triton.activation_int8 import gelu_mul_int8, silu_mul_int8
 from actorium.kernels.triton.apply_plan import apply_plan
-from actorium.kernels.triton.causal_conv import conv_extend, conv_step
+from actorium.kernels.triton.causal_conv import conv_extend, conv_step, conv_tokens
 from actorium.kernels.triton.commit import commit, commit_likeliest
 from actorium.kernels.triton.delta import delta_step, delta_window
 from actorium.kernels.triton.delta_extend import delta_extend
 from actorium.kernels.triton.draw import choose
 from actorium.kernels.triton.experts import GroupedExperts
 from actorium.kernels.triton.fill import fill
+from actorium.kernels.triton.fp4_experts import Fp4Experts
 from actorium.kernels.triton.gated_norm import gated_norm, norm_gated
 from actorium.kernels.triton.grouped_mm import TritonGrouped, TritonGroupedGated, can_serve
 from actorium.kernels.triton.int8_mm import TritonInt8, has_row_scales
 from actorium.kernels.triton.logprobs import logprobs
 from actorium.kernels.triton.masks import mask
-from actorium.kernels.triton.norm import add_rms_norm, rms_norm, rms_norm_add
+from actorium.kernels.triton.norm import add_rms_norm, layer_norm, rms_norm, rms_norm_add
 from actorium.kernels.triton.norm_fp8 import add_rms_norm_fp8, rms_norm_fp8
 from actorium.kernels.triton.norm_int8 import add_rms_norm_int8, rms_norm_int8
 from actorium.kernels.triton.penalties import adjust
 from actorium.kernels.triton.rope import rotate_write
 from actorium.kernels.triton.scaled_experts import ScaledExperts
 from actorium.kernels.triton.scaled_mm import TritonScaledLinear
+from actorium.kernels.triton.selective_scan import scan_extend, scan_step
 from actorium.kernels.triton.skinny import fits
 from actorium.kernels.triton.skinny_linear import (
     Products,
@@ -88,6 +95,7 @@ class TritonOps(TorchOps):
     rms_norm = staticmethod(rms_norm)
     rms_norm_add = staticmethod(rms_norm_add)
     add_rms_norm = staticmethod(add_rms_norm)
+    layer_norm = staticmethod(layer_norm)
     gated_norm = staticmethod(gated_norm)
     norm_gated = staticmethod(norm_gated)
     silu_mul = staticmethod(silu_mul)
@@ -95,6 +103,9 @@ class TritonOps(TorchOps):
     rotate_write = staticmethod(rotate_write)
     conv_extend = staticmethod(conv_extend)
     conv_step = staticmethod(conv_step)
+    conv_tokens = staticmethod(conv_tokens)
+    scan_extend = staticmethod(scan_extend)
+    scan_step = staticmethod(scan_step)
     delta_extend = staticmethod(delta_extend)
     delta_step = staticmethod(delta_step)
     delta_window = staticmethod(delta_window)
@@ -110,6 +121,9 @@ class TritonOps(TorchOps):
             self.products.rehearse()
         elif device.type == "cuda":
             self.products.tune(replayed_seconds)
+
+    def activation(self, kind: str, alphas: Alphas = NO_ALPHAS) -> Callable[[Tensor], Tensor]:
+        return partial(activate, kind=kind, alphas=alphas)
 
     def rms_norm_quant(self, x: Tensor, weight: Tensor, eps: float, form: InputForm) -> Quantised:
         return (rms_norm_int8 if form.int8 else rms_norm_fp8)(x, weight, eps, form)
@@ -151,8 +165,14 @@ class TritonOps(TorchOps):
         return SkinnyGated(SkinnyLinear(weight, bias, self.products, "silu"), self.silu_mul,
                            self.silu_mul_quant)
 
-    def experts(self, gate_up: Tensor, down: Tensor) -> Experts:
-        return (ScaledExperts if is_packed(down) else GroupedExperts)(gate_up, down)
+    def experts(self, gate_up: Tensor, down: Tensor, extras: ExpertExtras = ExpertExtras()
+                ) -> Experts:
+        if is_packed(down):
+            return ScaledExperts(gate_up, down)
+        return GroupedExperts(gate_up, down, extras)
+
+    def experts_fp4(self, gate_up: Fp4Weight, down: Fp4Weight, extras: ExpertExtras) -> Experts:
+        return Fp4Experts(gate_up, down, extras)
 
     @property
     def sampling(self) -> SamplingOps:

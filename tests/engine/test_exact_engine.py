@@ -16,6 +16,7 @@ from helpers_fp8 import write_twins
 from helpers_hybrid import DENSE, MOE, write_hybrid
 from helpers_mamba import write_granite
 from helpers_models import write_checkpoint
+from helpers_recurrent import write_recurrent
 
 from actorium import Engine, SamplingParams
 from actorium.actors.errors import BadConfig
@@ -54,6 +55,14 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "Qwen3.5": write_mtp,
     "Granite 4": lambda path: write_granite(
         path, dtype=BF16, num_local_experts=4, mamba_n_groups=2, hidden_size=128, mamba_n_heads=16),
+    "Bamba": lambda path: write_recurrent(path, "BambaForCausalLM", dtype=BF16, hidden_size=128,
+                                          mamba_n_heads=16, mamba_n_groups=2),
+    "Falcon-H1": lambda path: write_recurrent(path, "FalconH1ForCausalLM", dtype=BF16,
+                                              hidden_size=128, mamba_d_ssm=128, mamba_d_head=16),
+    "LFM2": lambda path: write_recurrent(path, "Lfm2ForCausalLM", dtype=BF16, hidden_size=128,
+                                         block_multiple_of=32),
+    "Mamba-2": lambda path: write_recurrent(path, "Mamba2ForCausalLM", dtype=BF16),
+    "Jamba": lambda path: write_recurrent(path, "JambaForCausalLM", dtype=BF16, hidden_size=128),
     "DeepSeek": lambda path: add_mtp(path, write_deepseek(path, 3, BF16)),
     "Llama, FP8": lambda path: write_checkpoint(path, "LlamaForCausalLM", dtype=BF16, head_dim=32),
     "Llama, FP8 in blocks": write_blocks,

@@ -21,6 +21,7 @@ from helpers_hybrid import DENSE, write_hybrid
 from helpers_mamba import write_granite
 from helpers_models import write_checkpoint
 from helpers_prefix import gauges
+from helpers_recurrent import write_recurrent
 
 from actorium import Engine, SamplingParams
 from actorium.actors.client.client import Request
@@ -45,9 +46,13 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "Mamba-2": lambda path: write_granite(
         path, dtype=BF16, num_local_experts=4, mamba_n_groups=2, hidden_size=128,
         mamba_n_heads=16),
+    "no attention": lambda path: write_recurrent(path, "Mamba2ForCausalLM", dtype=BF16),
+    "short convolutions": lambda path: write_recurrent(path, "Lfm2ForCausalLM", dtype=BF16,
+                                                       hidden_size=128,
+                                                       block_multiple_of=32),
 }
 
-ROOM = {"Mamba-2": 3_000_000}
+ROOM = {"Mamba-2": 3_000_000, "no attention": 1_000_000}
 """Bytes on the host: some of the pages, or of the states, and by far not all."""
 
 

@@ -23,8 +23,15 @@ LATENT = {"q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rop
           "v_head_dim": 10, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 3,
           "topk_group": 2, "n_shared_experts": 2, "moe_intermediate_size": 24,
           "first_k_dense_replace": 1}
+GROUPED = {name: LATENT[name] for name in (
+    "n_routed_experts", "num_experts_per_tok", "n_group", "topk_group", "n_shared_experts",
+    "moe_intermediate_size", "first_k_dense_replace")}
+INDEXER = {"index_topk": 300, "index_head_dim": 16, "index_n_heads": 2}
+LLAMA4 = {"intermediate_size_mlp": 80, "interleave_moe_layer_step": 2, "num_local_experts": 6,
+          "attention_chunk_size": 32, "no_rope_layer_interval": 2}
 MAMBA = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 12, "mamba_d_conv": 3,
          "shared_intermediate_size": 56, "layer_types": ["mamba", "attention", "mamba", "mamba"]}
+MAMBA_ALONE = {name: value for name, value in MAMBA.items() if name.startswith("mamba_")}
 SECTIONS = {"rope_type": "default", "mrope_section": [2, 3, 3]}
 VISION = {"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 4,
           "out_hidden_size": 64}
@@ -85,6 +92,67 @@ CONFIGS: list[dict[str, Any]] = [
      "logits_scaling": 4.0},
     {"architectures": ["SeedOssForCausalLM"], "attention_out_bias": True},
     {"architectures": ["Exaone4ForCausalLM"], "sliding_window": 32, "sliding_window_pattern": 2},
+    {"architectures": ["OlmoeForCausalLM"], **EXPERTS, "clip_qkv": 8.0},
+    {"architectures": ["GraniteMoeSharedForCausalLM"], "num_local_experts": 6,
+     "shared_intermediate_size": 40, "attention_multiplier": 0.1},
+    {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {
+        **SMALL, "model_type": "mistral", "sliding_window": 48}},
+    {"architectures": ["Ministral3ForCausalLM"], "rope_parameters": {
+        "rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 32,
+        "llama_4_scaling_beta": 0.1}},
+    {"architectures": ["Mistral4ForCausalLM"], **LATENT, "rope_parameters": {
+        "rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 32,
+        "llama_4_scaling_beta": 0.1}},
+    {"architectures": ["Glm4MoeForCausalLM"], **GROUPED, "use_qk_norm": True},
+    {"architectures": ["MiniMaxM2ForCausalLM"], "num_local_experts": 6, "num_experts_per_tok": 2,
+     "rotary_dim": 8},
+    {"architectures": ["Ernie4_5ForCausalLM"], "use_bias": True},
+    {"architectures": ["Ernie4_5_MoeForCausalLM"], "moe_num_experts": 6, "moe_k": 2,
+     "moe_intermediate_size": 24},
+    {"architectures": ["HunYuanDenseV1ForCausalLM"], "attention_bias": True},
+    {"architectures": ["HunYuanMoEV1ForCausalLM"], "num_experts": 6, "moe_topk": [2, 2, 2, 2]},
+    {"architectures": ["Dots1ForCausalLM"], **GROUPED, "sliding_window": 32,
+     "max_window_layers": 2},
+    {"architectures": ["FlexOlmoForCausalLM"], **EXPERTS},
+    {"architectures": ["DeepseekV2ForCausalLM"], **LATENT, "topk_method": "group_limited_greedy"},
+    {"architectures": ["Glm4MoeLiteForCausalLM"], **LATENT},
+    {"architectures": ["DeepseekV32ForCausalLM"], **LATENT, **INDEXER},
+    {"architectures": ["GlmMoeDsaForCausalLM"], **LATENT, **INDEXER},
+    {"architectures": ["Llama4ForCausalLM"], **LLAMA4},
+    {"architectures": ["Llama4ForConditionalGeneration"], "text_config": {**SMALL, **LLAMA4}},
+    {"architectures": ["BambaForCausalLM"], **MAMBA_ALONE, "attn_layer_indices": [1]},
+    {"architectures": ["FalconH1ForCausalLM"], **MAMBA_ALONE, "mamba_d_ssm": 96,
+     "ssm_multipliers": [0.5, 0.7, 1.5, 2.0, 0.3], "mlp_multipliers": [0.6, 1.5]},
+    {"architectures": ["Lfm2ForCausalLM"], "block_multiple_of": 16, "layer_types": [
+        "conv", "full_attention", "conv", "conv"]},
+    {"architectures": ["Mamba2ForCausalLM"], "num_heads": 8, "head_dim": 16, "n_groups": 2,
+     "state_size": 12},
+    {"architectures": ["MambaForCausalLM"], "state_size": 12},
+    {"architectures": ["FalconMambaForCausalLM"], "use_bias": True},
+    {"architectures": ["JambaForCausalLM"], "attn_layer_period": 2, "attn_layer_offset": 0,
+     "num_experts": 6},
+    {"architectures": ["Starcoder2ForCausalLM"], "sliding_window": 32},
+    {"architectures": ["CohereForCausalLM"], "use_qk_norm": True, "attention_bias": True},
+    {"architectures": ["Cohere2ForCausalLM"], "sliding_window": 32, "sliding_window_pattern": 2},
+    {"architectures": ["GPTNeoXForCausalLM"], "rotary_pct": 0.5},
+    {"architectures": ["GPT2LMHeadModel"], "n_inner": 80},
+    {"architectures": ["PhiForCausalLM"], "qk_layernorm": True},
+    {"architectures": ["StableLmForCausalLM"], "qk_layernorm": True, "use_qkv_bias": True,
+     "use_parallel_residual": True},
+    {"architectures": ["NemotronForCausalLM"], "mlp_bias": True},
+    {"architectures": ["OlmoForCausalLM"], "clip_qkv": 2.0},
+    {"architectures": ["HeliumForCausalLM"], "attention_bias": True},
+    {"architectures": ["ArceeForCausalLM"], "mlp_bias": True},
+    {"architectures": ["ApertusForCausalLM"]},
+    {"architectures": ["InternLM3ForCausalLM"], "qkv_bias": True, "bias": True},
+    {"architectures": ["GPTJForCausalLM"], "rotary_dim": 8, "tie_word_embeddings": False},
+    {"architectures": ["GPTBigCodeForCausalLM"]},
+    {"architectures": ["FalconForCausalLM"], "new_decoder_architecture": True, "num_kv_heads": 2},
+    {"architectures": ["PersimmonForCausalLM"]},
+    {"architectures": ["Jais2ForCausalLM"]},
+    {"architectures": ["VaultGemmaForCausalLM"], "sliding_window": 32},
+    {"architectures": ["OPTForCausalLM"], "ffn_dim": 96},
+    {"architectures": ["GptOssForCausalLM"], "num_local_experts": 6, "sliding_window": 32},
 ]
 
 

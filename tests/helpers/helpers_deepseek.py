@@ -75,14 +75,15 @@ def add_mtp(path: Path, model: Any, seed: int = 1) -> Any:
     from transformers.modeling_layers import MtpModel
 
     torch.manual_seed(seed)
-    if not model.config.model_type.startswith("deepseek"):
+    as_deepseek = model.config.model_type in ("deepseek_v3", "glm4_moe")
+    if not as_deepseek:
         model.config.num_mtp_layers, model.config.mtp_layer_types = 1, ["full_attention"]
     mtp = MtpModel(model, 1).eval()
     randomise(mtp, ("embed_tokens", "shared_head"))
     file = path / "model.safetensors"
     tensors = load_file(str(file))
     own = {name: tensor for name, tensor in mtp.state_dict().items() if name.startswith("layers.")}
-    names = _deepseek if model.config.model_type.startswith("deepseek") else _qwen
+    names = _deepseek if as_deepseek else _qwen
     for name, tensor in own.items():
         for stored, part in names(name, tensor, model.config):
             tensors[stored] = part.contiguous().clone()

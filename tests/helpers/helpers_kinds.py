@@ -39,6 +39,10 @@ def write_kind(path: Path, kind: str) -> None:
         write_checkpoint(path, "LlamaForCausalLM", seed=5)
     elif kind == "norms-after":
         write_checkpoint(path, "Olmo3ForCausalLM", seed=5, sliding_window=9)
+    elif kind == "layer-norms":
+        write_checkpoint(path, "CohereForCausalLM", seed=5, use_qk_norm=True)
+    elif kind == "positions":
+        write_checkpoint(path, "GPT2LMHeadModel", seed=5)
     else:
         write_checkpoint(path, seed=5)
 

@@ -35,9 +35,12 @@ def tiny_config(architecture: str = "Qwen3ForCausalLM", **options: Any) -> Any:
         "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "head_dim": 16,
         "bos_token_id": None, "eos_token_id": 1, "pad_token_id": None,
     }
+    if architecture.startswith("Falcon"):
+        del base["head_dim"]  # which follows there
     if architecture.startswith("Mistral"):
         base["sliding_window"] = None
-    name = architecture.replace("ForCausalLM", "Config").replace("Gemma3C", "Gemma3TextC")
+    name = architecture.replace("LMHeadModel", "ForCausalLM").replace("ForCausalLM", "Config")
+    name = name.replace("Gemma3C", "Gemma3TextC").replace("Llama4C", "Llama4TextC")
     config = getattr(transformers, name)(**{**base, **options})
     config.architectures = [architecture]
     return config
@@ -54,6 +57,9 @@ def tiny_model(architecture: str = "Qwen3ForCausalLM", seed: int = 0, **options:
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.normal_(1.0 if "norm" in name and "Gemma" not in architecture else 0.0, 0.15)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2)
     return model
 
 

@@ -143,7 +143,7 @@ class Case:
         shape, states = self.model.shape, found.runner.states
         assert found.ready.recurrent and found.ready.checkpoints == 3
         assert states is not None and [len(states.layers), len(found.runner.pools[0].layers)] == [
-            len(shape.recurrent), shape.layers - len(shape.recurrent)]
+            len(shape.recurrent), len(shape.attention_layers) or 1]
         assert states.layers[0].state.shape[0] == 4 + 3
         assert states.bytes == 7 * row_bytes(shape.state, len(shape.recurrent), torch.float32,
                                              TORCH_DTYPES[shape.dtype])

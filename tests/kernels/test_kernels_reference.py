@@ -6,14 +6,15 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from helpers_builds import EACH_BUILD, built
 from torch import Tensor
 
 from actorium.gpu.attention.attention_backend import NativeAttention, TorchAttention
 from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.linear import FEW_ROWS, Linear, NativeLinear, PackedLinear, can_pack
-from actorium.kernels.reference.activation import gelu_mul, silu_mul
-from actorium.kernels.reference.norm import rms_norm
+from actorium.kernels.reference.activation import ACTIVATIONS, activate, gelu_mul, silu_mul
+from actorium.kernels.reference.norm import layer_norm, rms_norm
 from actorium.kernels.reference.paged_attention import (
     decode_mask,
     extend_mask,
@@ -52,6 +53,14 @@ def test_rms_norm_by_hand() -> None:
     x = torch.tensor([[3.0, 4.0]])
     assert torch.allclose(rms_norm(x, torch.tensor([1.0, 2.0]), 0.0),
                           torch.tensor([[3.0, 8.0]]) / math.sqrt(12.5))
+
+
+def test_layer_norm_is_that_of_torch() -> None:
+    x, weight = rand(3, 2, 40).float() * 3 + 5, rand(2, 40, seed=1).float()
+    want = F.layer_norm(x, (40,), *weight, 1e-5)
+    assert torch.allclose(layer_norm(x, weight, 1e-5), want, atol=1e-5)
+    by_part = torch.stack((weight, weight * 2), 1)  # each part of a row has its own
+    assert torch.allclose(layer_norm(x, by_part, 1e-5)[:, 1], want[:, 1] * 2, atol=1e-5)
 
 
 def test_rope_turns_pairs_by_the_position() -> None:
@@ -113,6 +122,28 @@ def test_native_norm_and_activation(ops: NativeOps, dim: int, rows: int) -> None
     close(ops.rms_norm(x, weight, 1e-5), rms_norm(x.float(), weight.float(), 1e-5))
     close(ops.silu_mul(gate_up), silu_mul(gate_up.float()))
     close(ops.gelu_mul(gate_up / 8), gelu_mul((gate_up / 8).float()))
+
+
+@pytest.mark.parametrize("kind", [*ACTIVATIONS, "xielu"])
+def test_native_plain_activations(ops: NativeOps, kind: str) -> None:
+    ends = torch.tensor([[-math.inf, math.inf, math.nan] * 100]).to(BF16)
+    x = torch.cat((rand(70, 300) * 4, ends))
+    assert torch.equal(ops.activation(kind, (0.7, 1.3))(x).nan_to_num(7.0),
+                       activate(x.double(), kind, (0.7, 1.3)).to(BF16).nan_to_num(7.0))
+
+
+@pytest.mark.parametrize(("parts", "dim"), [(1, 15), (1, 1000), (6, 64), (3, 10)])
+@pytest.mark.parametrize("rows", [1, 70])
+def test_native_layer_norm(ops: NativeOps, parts: int, dim: int, rows: int) -> None:
+    """Of rows that lie apart, whose mean is far from 0; and in place."""
+    x = (rand(rows, parts * dim + 8) * 3 + 5)[:, :parts * dim]
+    weight = rand(2, parts * dim, seed=1)
+    if parts > 1:
+        x, weight = x.unflatten(1, (parts, dim)), weight.unflatten(1, (parts, dim))
+    want = layer_norm(x.float(), weight.float(), 1e-5)
+    close(ops.layer_norm(x, weight, 1e-5), want)
+    ops.layer_norm(x, weight, 1e-5, x)
+    close(x, want)
 
 
 def test_native_activation_at_the_ends(ops: NativeOps) -> None:

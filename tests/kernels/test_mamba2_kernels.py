@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from actorium.kernels.cpu.delta_native import plan_runs
-from actorium.kernels.cpu.mamba_native import NativeMamba
+from actorium.kernels.cpu.mamba_native import NativeConv, NativeMamba
 from actorium.kernels.cpu.native_library import library
 from actorium.kernels.ragged import ExtendRun, Ragged, plan_ragged
-from actorium.kernels.reference.causal_conv import conv_extend, conv_step
+from actorium.kernels.reference.causal_conv import conv_extend, conv_step, conv_tokens
 from actorium.kernels.reference.gated_norm import norm_gated
 from actorium.kernels.reference.ssd import SSDSizes, split_inputs, ssd_extend, ssd_step, time_steps
 
@@ -88,6 +88,34 @@ class InC(Mamba):
 
     def check(self, out: Tensor, state: Tensor, columns: Tensor, at: int, row: int) -> None:
         super().check(out, state, columns.float(), at, row)
+
+
+@pytest.mark.parametrize(("width", "activate"), [(2, False), (4, True)])
+def test_the_convolution_in_c(width: int, activate: bool) -> None:
+    """As the reference; and its chunks, and single tokens, have the same bits."""
+    lib = library()
+    if lib is None:
+        pytest.skip("no C kernels here")
+    gen = torch.Generator().manual_seed(width)
+    x = torch.randn((30, 37), generator=gen).bfloat16()[:, 4:]
+    columns = torch.randn((9, width - 1, 33), generator=gen).bfloat16()
+    weight, bias = torch.randn((width, 33), generator=gen), torch.randn(33, generator=gen)
+    native = NativeConv(lib, 2, weight, bias if activate else None, activate)
+    runs = [ExtendRun(1, 21, ((3, 5), (21, 6))), ExtendRun(4, 1), ExtendRun(2, 8)]
+    plan, kept, own = plan_ragged(runs, width, CPU), columns.clone(), columns.clone()
+    want = conv_tokens(x, kept, weight, plan, torch.float32, bias if activate else None, activate)
+    got = native.extend(x, own, plan_runs(runs))
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+    assert torch.equal(own, kept)
+    at, steps = 0, columns.clone()
+    for run in runs:
+        one = torch.cat([native.step(x[t:t + 1], steps, torch.tensor([run.row]))
+                         for t in range(at, at + run.length)])
+        assert torch.equal(one, got[at:at + run.length])
+        assert torch.equal(steps[run.row], own[run.row])
+        at += run.length
+    before = steps.clone()
+    assert not native.step(x[:1], steps, torch.tensor([-1])).any() and torch.equal(steps, before)
 
 
 @pytest.mark.parametrize("sizes", [*SIZES, SSDSizes(2, 1, 6, 40)])

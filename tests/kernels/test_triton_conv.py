@@ -24,8 +24,9 @@ interpreted = pytest.mark.skipif(bool(triton_fault(CPU)), reason="Triton compile
 
 
 def check(runs: list[ExtendRun], channels: int, taps: int, biased: bool, dtype: torch.dtype,
-          device: torch.device = CPU, most: float = 2e-6) -> None:
-    """Outputs of the tokens, and columns, of both; what is nobody's is NaN, and stays so."""
+          device: torch.device = CPU, most: float = 2e-6, activate: bool = True) -> None:
+    """Outputs of the tokens, by both functions, and columns, of both; what is nobody's is NaN, and
+    stays so."""
     gen = torch.Generator().manual_seed(len(runs) + channels)
 
     def normal(*size: int) -> torch.Tensor:
@@ -43,11 +44,15 @@ def check(runs: list[ExtendRun], channels: int, taps: int, biased: bool, dtype: 
         plan, own = plan_ragged(runs, taps, device), columns.clone()
         for _ in range(2):  # what is made of a plan once serves the next layer
             own.copy_(columns)
-            out = ops.conv_extend(x[:, :channels], own, weight, plan, bias)
+            out = ops.conv_extend(x[:, :channels], own, weight, plan, bias, activate)
         assert out.shape == (tokens + (len(runs) - 1) * (taps - 1), channels)
         starts = torch.tensor([0, *(run.length + taps - 1 for run in runs)]).cumsum(0)
         outs = [out[at:at + run.length] for at, run in zip(starts.tolist(), runs, strict=False)]
         found.append((torch.cat(outs), own))
+        again = columns.clone()
+        alone = ops.conv_tokens(x[:, :channels], again, weight, plan, torch.float32, bias, activate)
+        assert torch.equal(alone, found[-1][0])
+        assert torch.equal(again.nan_to_num(7.5), own.nan_to_num(7.5))
     (want, kept), (got, mine) = found
     assert got.dtype is torch.float32
     assert torch.allclose(got, want, rtol=most, atol=10 * most)
@@ -68,14 +73,15 @@ def steps(draw: st.DrawFn) -> list[ExtendRun]:
 @interpreted
 @settings(max_examples=12, deadline=None)
 @given(runs=steps(), channels=st.sampled_from([1, 40, 130, 300]), taps=st.integers(2, 5),
-       biased=st.booleans(), wide=st.booleans())
+       biased=st.booleans(), wide=st.booleans(), activate=st.booleans())
 def test_as_the_reference(runs: list[ExtendRun], channels: int, taps: int, biased: bool,
-                          wide: bool) -> None:
-    check(runs, channels, taps, biased, torch.float32 if wide else torch.bfloat16)
+                          wide: bool, activate: bool) -> None:
+    check(runs, channels, taps, biased, torch.float32 if wide else torch.bfloat16,
+          activate=activate)
 
 
 def check_one(batch: int, channels: int, taps: int, biased: bool, dtype: torch.dtype,
-              device: torch.device = CPU, most: float = 2e-6) -> None:
+              device: torch.device = CPU, most: float = 2e-6, activate: bool = True) -> None:
     """A token of each row, and two of padding; what is nobody's is NaN, and stays so."""
     gen = torch.Generator().manual_seed(batch + channels)
 
@@ -92,7 +98,7 @@ def check_one(batch: int, channels: int, taps: int, biased: bool, dtype: torch.d
     found = []
     for ops in (TorchOps(), TritonOps()):
         own = columns.clone()
-        out = ops.conv_step(x[:, :channels], own[batch + 4:], rows, weight, bias)
+        out = ops.conv_step(x[:, :channels], own[batch + 4:], rows, weight, bias, activate)
         assert out.dtype is torch.float32 and out.isfinite().all()
         found.append((out[1:-1], own))
     (want, kept), (got, mine) = found
@@ -106,7 +112,7 @@ def check_one(batch: int, channels: int, taps: int, biased: bool, dtype: torch.d
 @pytest.mark.parametrize(("batch", "channels", "taps"), [(1, 300, 4), (5, 40, 2), (3, 1, 5)])
 def test_one_token_of_each_row(batch: int, channels: int, taps: int, dtype: torch.dtype) -> None:
     for biased in (False, True):
-        check_one(batch, channels, taps, biased, dtype)
+        check_one(batch, channels, taps, biased, dtype, activate=biased)
 
 
 CODE = """

@@ -92,6 +92,29 @@ def check_norms(source: Source, rows: int, width: int, gap: int, dtype: torch.dt
     assert normed.is_contiguous() and total.is_contiguous()
 
 
+def check_layer_norm(source: Source, rows: int, parts: int, width: int, gap: int,
+                     dtype: torch.dtype) -> None:
+    """Of rows that are no multiple of anything apart, whose mean is far from 0; and in place."""
+    whole = source.apart(rows, parts * width, dtype=dtype, gap=gap, scale=3)
+    whole += 5
+    x = whole.unflatten(1, (parts, width)) if parts > 1 else whole
+    weight = source(2, *x.shape[1:], dtype=dtype)
+    want = norm.layer_norm(x.float(), weight.float(), EPS)
+    close(norm_t.layer_norm(x, weight, EPS), want, 16)
+    assert norm_t.layer_norm(x, weight, EPS, x) is x
+    close(x, want, 16)
+
+
+@interpreted
+@drawn(20)
+@given(SEEDS, st.integers(1, 5), st.integers(1, 5), st.integers(2, 300), st.sampled_from([0, 3]),
+       DTYPES)
+@example(1, 3, 1, 1500, 16, BF16)
+def test_layer_norms(seed: int, rows: int, parts: int, width: int, gap: int,
+                     dtype: torch.dtype) -> None:
+    check_layer_norm(Source(seed), rows, parts, width, gap, dtype)
+
+
 @interpreted
 @drawn(25)
 @given(SEEDS, ROWS, WIDTHS, st.sampled_from([0, 1, 16]), DTYPES)
@@ -143,6 +166,9 @@ def check_activations(source: Source, rows: int, width: int, dtype: torch.dtype)
     gate_up = source.apart(rows, 2 * width, dtype=dtype, gap=3, scale=4)
     close(activation_t.silu_mul(gate_up), activation.silu_mul(wide(gate_up)))
     close(activation_t.gelu_mul(gate_up), activation.gelu_mul(wide(gate_up)), 16)
+    for kind in (*activation.ACTIVATIONS, "xielu"):
+        close(activation_t.activate(gate_up, kind, (0.7, 1.3)),
+              activation.activate(wide(gate_up), kind, (0.7, 1.3)), 16)
 
 
 @interpreted

@@ -15,6 +15,18 @@ from actorium.actors.errors import InvalidRequest
 from actorium.actors.gateway.api.offered_tools import Function, ToolSelection
 from actorium.actors.gateway.api.response_formats import json_text
 from actorium.actors.gateway.http.http_errors import bad_field
+from actorium.actors.gateway.parsers.harmony import (
+    ANALYSIS,
+    CHANNEL,
+    COMMENTARY,
+    CONSTRAIN,
+    END,
+    FINAL,
+    FUNCTIONS,
+    HARMONY,
+    MESSAGE,
+    START,
+)
 from actorium.actors.gateway.parsers.thoughts import Thought
 from actorium.actors.params import MAX_GRAMMAR, Structured
 from actorium.actors.structured.schema_references import under
@@ -48,6 +60,8 @@ def constraint(wanted: Structured | None, tools: ToolSelection, parser: str, tho
                budget: int | None = None) -> Structured | None:
     """Returns the constraint on a completion. wanted: the text's format; parser: the name of the
     tools' parser; budget: the most tokens of the thought. Raises `HttpError`, `InvalidRequest`."""
+    if parser == HARMONY:
+        return _harmony(wanted, tools, thought, budget)
     calls = None if wanted is None or tools.forced is not None else _calls(tools, parser)
     thinks = thought is not Thought.NONE
     if tools.forced is not None:
@@ -62,12 +76,43 @@ def constraint(wanted: Structured | None, tools: ToolSelection, parser: str, tho
         body = _sequence(_thought(thought, budget), body)
     elif body["type"] == "json_schema":
         return Structured(json_schema=json_text(body["json_schema"]), lenient=body["lenient"])
+    return _tagged(body)
+
+
+def _tagged(body: Node) -> Structured:
     return Structured(structural_tag=json_text({"type": "structural_tag", "format": body}))
 
 
 def _thought(thought: Thought, budget: int | None) -> Node:
     limit = {} if budget is None else {"max_tokens": budget}
     return {"type": "thought", "open": thought is Thought.OPEN, **limit}
+
+
+def _harmony(wanted: Structured | None, tools: ToolSelection, thought: Thought,
+             budget: int | None) -> Structured | None:
+    """Returns the constraint on a completion in harmony: the model may reason first, then its last
+    message is a call, or has the caller's format."""
+    if budget is not None and thought is not Thought.NONE:
+        raise bad_field("thinking_token_budget", "not with models that write harmony")
+    if wanted is None and tools.forced is None:
+        return None
+    if thought is Thought.NONE:  # the completion goes on with the answer
+        if wanted is None:
+            raise bad_field("tool_choice", "not where the last message is continued")
+        return wanted
+    demanded = tools.forced is not None
+    callable_ = [one for one in tools.callable if tools.forced in (None, "", one.name)]
+    _check_size([one for one in callable_ if demanded or one.strict])
+    last = [_sequence(_token(CHANNEL), _const(f"{COMMENTARY} to={FUNCTIONS}{one.name} "),
+                      _token(CONSTRAIN), _const("json"), _token(MESSAGE),
+                      _arguments(one) if demanded else _free_arguments(one)) for one in callable_]
+    if wanted is not None and not demanded:
+        last.append(_sequence(_token(CHANNEL), _const(FINAL), _token(MESSAGE), _format(wanted)))
+    reasoning = [ANY_TEXT, _token(END), _token(START), _const("assistant")]
+    if thought is Thought.MAY:
+        begin = [_token(CHANNEL), _const(ANALYSIS), _token(MESSAGE)]
+        reasoning = [_one_of(_sequence(*begin, *reasoning), NOTHING)]
+    return _tagged(_sequence(*reasoning, _one_of(*last)))
 
 
 def _demanded(tools: ToolSelection) -> Node:
@@ -186,6 +231,10 @@ def _schema(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"structured: no JSON schema: {error}", "structured") from None
+
+
+def _token(text: str) -> Node:
+    return {"type": "token", "text": text}
 
 
 def _const(text: str) -> Node:

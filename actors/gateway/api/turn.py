@@ -130,6 +130,8 @@ class HttpTurn(ABC):
         """Returns a reader of answers with reasoning and calls. separates_reasoning: False = it is
         text; keeps_reasoning: False = it is left out; customs: names of custom tools."""
         tools, model = self._tools, self.model
+        if model.parsing.harmony:  # its marks are special tokens
+            self.body.skip_special_tokens = False
 
         def new_choice() -> ChoiceReader:
             parser = model.parsing.parser(tools.schemas, tools.forced, separates_reasoning,

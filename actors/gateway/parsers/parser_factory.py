@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from actorium.actors.gateway.parsers.harmony import CHANNEL, HARMONY, HarmonyParser
 from actorium.actors.gateway.parsers.json_calls import (
     CallListParser,
     HermesParser,
@@ -33,7 +34,7 @@ from actorium.actors.gateway.parsers.thoughts import (
 )
 from actorium.actors.models.template_files import DEFAULT, TOOL_USE
 
-_MARKS = (("<function=", "qwen3_coder"), ("<tool_call>", "hermes"),
+_MARKS = ((CHANNEL, HARMONY), ("<function=", "qwen3_coder"), ("<tool_call>", "hermes"),
           ("<|python_tag|>", "llama3_json"), ("ipython", "llama3_json"))
 """Strings that show which format a template uses."""
 
@@ -82,6 +83,12 @@ class ParserFactory:
         self._reads_calls = tool_parser != NONE
         self.reasoning = reasoning_parser if reasoning_parser != AUTO \
             else detect_reasoning_parser(templates.plain + templates.with_tools)
+        if tool_parser == AUTO and reasoning_parser == HARMONY:
+            self.tools = HARMONY
+        elif reasoning_parser == AUTO and tool_parser == HARMONY:
+            self.reasoning = HARMONY
+        self.harmony = HARMONY in (self.tools, self.reasoning)
+        """The output is messages between special tokens, which must be sent with it."""
         self._always_inside = reasoning_parser == "deepseek_r1"
         self._openings = {tools: thought_opening(template) for tools, template in (
             (False, templates.plain), (True, templates.with_tools))}
@@ -95,6 +102,9 @@ class ParserFactory:
         arguments the completion is, or "" = a list of calls; reasons: separate the reasoning, as
         is always done with forced calls.
         """
+        if self.harmony:
+            calls = self._reads_calls and (tools is not None or forced is not None)
+            return HarmonyParser(calls, reasons and self.reasoning != NONE, thought)
         if forced is not None:
             reader: OutputParser = NamedCallParser(forced) if forced else CallListParser()
             reasons = thought is not Thought.NONE
@@ -123,10 +133,12 @@ class ParserFactory:
         """Returns whether a completion begins with a thought. template_args: of the request, which
         may switch it off; tools: the template is shown some; inside: the completion continues a
         message, and a thought in it, None = as the template begins the model's turn."""
-        if self.reasoning == NONE or inside is False:
+        if inside is False or (self.reasoning == NONE and not self.harmony):
             return Thought.NONE
         if inside:
             return Thought.OPEN
+        if self.harmony:
+            return Thought.MAY
         args = {**self._default_args, **template_args}
         found = ((name, value) for name, value in args.items() if is_switch(name, value))
         switches = dict(islice(found, MAX_SWITCHES))

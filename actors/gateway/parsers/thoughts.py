@@ -48,6 +48,8 @@ def opens_thought(text: str) -> bool:
 
 def detect_reasoning_parser(template: str) -> str:
     """Returns the name of the parser for a chat template's thoughts."""
+    if "<|channel|>" in template:
+        return "harmony"
     return "qwen3" if CLOSE in template or OPEN in template else NONE
 
 

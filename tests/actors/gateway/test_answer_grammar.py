@@ -18,9 +18,10 @@ from actorium.actors.gateway.api.offered_tools import (
     Tool,
     ToolSelection,
 )
+from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.parsers.thoughts import Thought
 from actorium.actors.params import Structured
-from actorium.actors.structured.grammar import grammar_of
+from actorium.actors.structured.grammar import GrammarVocabulary, grammar_of
 
 PLACE = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
 CODE = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}},
@@ -244,3 +245,61 @@ def test_digits_of_a_thought_are_not_bounded_and_those_of_its_answer_are() -> No
     assert may_follow()
     assert matcher.accept([token for char in "</think>" + "1" * 19 for token in spell(char)])
     assert may_follow() and matcher.accept([five]) and not may_follow()
+
+
+# --- harmony --------------------------------------------------------------------------------------
+
+MARKS = ("<|return|>", "<|call|>", "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>",
+         "<|end|>")
+REASONED = "<|channel|>analysis<|message|>Hm, {\"ok\"?\n<|end|><|start|>assistant"
+RIGA = ("<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+        '{"place": "Riga"}')
+
+
+@pytest.fixture(scope="module")
+def harmony(tmp_path_factory: pytest.TempPathFactory) -> GrammarVocabulary:
+    """A vocabulary of bytes and harmony's special tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer = Tokenizer(models.BPE(vocab={one: i for i, one in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(MARKS))
+    path = tmp_path_factory.mktemp("harmony") / "tokenizer.json"
+    tokenizer.save(str(path))
+    size = tokenizer.get_vocab_size()
+    return GrammarVocabulary(path, size, [tokenizer.token_to_id(one) for one in MARKS[:2]])
+
+
+@pytest.mark.parametrize(("wanted", "selected", "thought", "yes", "no"), [
+    (FORMAT, NO_TOOLS, Thought.MAY,
+     [f"<|channel|>final<|message|>{OK}", f"{REASONED}<|channel|>final<|message|>{OK}"],
+     [OK, f"{REASONED}{OK}", "<|channel|>final<|message|>no", RIGA, REASONED]),
+    (FORMAT, tools(), Thought.MAY,
+     [f"<|channel|>final<|message|>{OK}", REASONED + RIGA, RIGA.replace("Riga", "x")],
+     [RIGA.replace("weather", "other"), RIGA + OK]),
+    (None, tools("required"), Thought.MAY, [RIGA, REASONED + RIGA],
+     [f"<|channel|>final<|message|>{OK}", RIGA.replace("place", "where")]),
+    (None, tools(WEATHER), Thought.MAY, [REASONED + RIGA],
+     ["<|channel|>commentary to=functions.clock <|constrain|>json<|message|>{}"]),
+    (FORMAT, NO_TOOLS, Thought.OPEN,
+     [f"hm<|end|><|start|>assistant<|channel|>final<|message|>{OK}"], [OK, REASONED]),
+    (FORMAT, NO_TOOLS, Thought.NONE, [OK], ["no", f"<|channel|>final<|message|>{OK}"])])
+def test_harmony(harmony: GrammarVocabulary, wanted: Structured | None, selected: ToolSelection,
+                 thought: Thought, yes: list[str], no: list[str]) -> None:
+    bound = grammar(wanted, selected, "harmony", thought)
+    for texts, right in ((yes, True), (no, False)):
+        for text in texts:
+            matcher = harmony.matcher(bound)
+            said = all(not matcher.over and matcher.accept([token])
+                       for token in harmony._tokens.tokenize_str(text, parse_special=True))
+            assert (said and bool(matcher.inner.is_accepting())) is right, text
+
+
+def test_what_harmony_does_not_bind() -> None:
+    assert constraint(None, tools(), "harmony", Thought.MAY) is None
+    with pytest.raises(HttpError, match="thinking_token_budget"):
+        constraint(None, tools(), "harmony", Thought.MAY, 5)
+    with pytest.raises(HttpError, match="tool_choice"):
+        constraint(None, tools("required"), "harmony", Thought.NONE)

@@ -28,6 +28,8 @@ QWEN35 = ("{{ messages[0].content }}<function={% if add_generation_prompt %}<|im
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {
     "type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}}}
 OTHER = {"type": "function", "function": {"name": "clock"}}
+HARMONY = ("{{ messages[0].content }}{% if tools %}functions{% endif %}"
+           "{% if add_generation_prompt %}<|start|>assistant{% else %}<|channel|>{% endif %}")
 USER = [{"role": "user", "content": "How is it in Riga?"}]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Riga"}}\n</tool_call>'
 
@@ -88,6 +90,20 @@ def test_without_tools_a_call_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
         check(choice, got)
         assert choice.message.content == CALL and choice.finish_reason == "stop"
         assert script.asked[0].tools == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_harmonys_channels_are_told_apart(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    text = ("<|channel|>analysis<|message|>Riga.<|end|><|start|>assistant<|channel|>commentary "
+            "to=functions.weather <|constrain|>json<|message|>{\"place\": \"Riga\"}")
+    script = Scripted([text], seed, HARMONY)
+    choice, got = asyncio.run(both(scripted_client(monkeypatch, script), tools=[TOOL]))
+    check(choice, got)
+    assert (got["reasoning"], got["content"]) == ("Riga.", "")
+    assert got["calls"] == [["weather", '{"place": "Riga"}']]
+    assert choice.finish_reason == "tool_calls"
+    params = script.asked[0].params
+    assert params is not None and not params.skip_special_tokens
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -182,8 +198,8 @@ def test_contradicting_fields_are_refused(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize(("template", "tools", "reasoning"), [
     (HERMES, "hermes", "none"), (QWEN3, "hermes", "qwen3"), (QWEN35, "qwen3_coder", "qwen3"),
-    ("{{ '<|python_tag|>' }}", "llama3_json", "none"), ("{{ messages }}", "none", "none"),
-    (None, "none", "none"),
+    ("{{ '<|python_tag|>' }}", "llama3_json", "none"), (HARMONY, "harmony", "harmony"),
+    ("{{ messages }}", "none", "none"), (None, "none", "none"),
 ])
 def test_the_template_selects_the_parsers(template: str | None, tools: str, reasoning: str) -> None:
     templates = ModelTemplates.of({"chat_template": template})

@@ -12,6 +12,7 @@ from helpers_parsing import Told, call, check, cut_at, cuttings, in_parts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actorium.actors.gateway.parsers.harmony import HarmonyParser
 from actorium.actors.gateway.parsers.json_calls import (
     CallListParser,
     HermesParser,
@@ -30,7 +31,7 @@ from actorium.actors.gateway.parsers.parts import (
     parse_all,
 )
 from actorium.actors.gateway.parsers.qwen3_coder import Qwen3CoderParser
-from actorium.actors.gateway.parsers.thoughts import CALL_BEGINNINGS, ThinkParser
+from actorium.actors.gateway.parsers.thoughts import CALL_BEGINNINGS, ThinkParser, Thought
 
 SCHEMAS = {"f": {"type": "object", "properties": {
     "n": {"type": "integer"}, "s": {"type": "string"}, "o": {"type": "object"}}}}
@@ -45,10 +46,50 @@ MACHINES: dict[str, Callable[[], OutputParser]] = {
     "thinking llama3": lambda: ChainedParser(ThinkParser(True, CALL_BEGINNINGS["llama3_json"]),
                                              Llama3Parser(SCHEMAS)),
     "without tools": lambda: ChainedParser(ThinkParser(True), HermesParser()),
+    "harmony": lambda: HarmonyParser(True, True),
+    "harmony without tools": lambda: HarmonyParser(False, True),
+    "harmony as text": lambda: HarmonyParser(False, False),
+    "harmony answering": lambda: HarmonyParser(True, True, Thought.NONE),
+    "harmony reasoning": lambda: HarmonyParser(True, True, Thought.OPEN),
 }
 
 
+ANALYSIS = "<|channel|>analysis<|message|>Riga, I think.<|end|>"
+FINAL = "<|start|>assistant<|channel|>final<|message|>It is 12 °C.\n"
+CALLED = ('<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>'
+          '{"n": 1}<|call|>')
 CASES: list[tuple[str, str, list[MessagePart]]] = [
+    ("harmony", ANALYSIS + FINAL, [ReasoningPart("Riga, I think."), TextPart("It is 12 °C.\n")]),
+    ("harmony", ANALYSIS + FINAL + "<|return|>", [ReasoningPart("Riga, I think."),
+                                                  TextPart("It is 12 °C.\n")]),
+    ("harmony", ANALYSIS + CALLED, [ReasoningPart("Riga, I think."), *call(0, "f", '{"n": 1}')]),
+    # The recipient may stand with the role, as histories have it; a mark of the end may lack.
+    ("harmony", "<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant to="
+     "functions.f<|channel|>commentary json<|message|>\n{}" + FINAL,
+     [TextPart("Let me see."), *call(0, "f", "{}"), TextPart("\nIt is 12 °C.\n")]),
+    ("harmony", " to=functions.f<|channel|>commentary<|message|> <|call|>" + CALLED,
+     [*call(0, "f", "{}"), *call(1, "f", '{"n": 1}')]),
+    ("harmony", ANALYSIS + "<|start|>assistant" + ANALYSIS + " " + FINAL,
+     [ReasoningPart("Riga, I think.\nRiga, I think."), TextPart("It is 12 °C.\n")]),
+    # Tools of somebody else.
+    ("harmony", "<|channel|>analysis to=python code<|message|>1 + 1<|call|>",
+     [ReasoningPart("1 + 1")]),
+    ("harmony", "<|channel|>commentary to=browser.search<|message|>{}<|call|>",
+     [TextPart("<|channel|>commentary to=browser.search<|message|>{}<|call|>")]),
+    # What is no harmony, and what was cut off.
+    ("harmony", "Plain text < and <|chan no more", [TextPart("Plain text < and <|chan no more")]),
+    ("harmony", "<|chann", [TextPart("<|chann")]),
+    ("harmony", ANALYSIS + "<|start|>assistant<|channel|>fin", [ReasoningPart("Riga, I think.")]),
+    ("harmony", ANALYSIS + " stray", [ReasoningPart("Riga, I think."), TextPart("stray")]),
+    ("harmony", "<|channel|>final<|message|>a <|en b <|", [TextPart("a <|en b <|")]),
+    ("harmony", "<|channel|>" + "x" * 600, [TextPart("<|channel|>" + "x" * 600)]),
+    ("harmony without tools", ANALYSIS + CALLED,
+     [ReasoningPart("Riga, I think."), TextPart(CALLED)]),
+    ("harmony as text", ANALYSIS + CALLED + FINAL,
+     [TextPart(ANALYSIS + CALLED + "\nIt is 12 °C.\n")]),
+    ("harmony answering", "and so on", [TextPart("and so on")]),
+    ("harmony reasoning", "and so on<|end|>" + FINAL,
+     [ReasoningPart("and so on"), TextPart("It is 12 °C.\n")]),
     ("hermes", "no call at all\n", [TextPart("no call at all\n")]),
     ("hermes", '<tool_call>\n{"name": "f", "arguments": {"a": [1, "}"]}}\n</tool_call>',
      call(0, "f", '{"a": [1, "}"]}')),

@@ -151,3 +151,30 @@ def test_parts_of_late_system_messages_stay_parts() -> None:
                            "{{ raise_exception('no') }}{% endif %}<|{{ m.role }}|>")
     talk = [ChatMessage("user", [TurnPart("text", "a")]), ChatMessage("system", "b")]
     assert "<|user|>(a)(\n\n)(b)\n" in render(source, talk)
+
+
+ONE_CALL = ("{% for m in messages %}{% if m.tool_calls %}{% if m.content and m.thinking %}"
+            "{{ raise_exception('both') }}{% endif %}({{ m.content or m.thinking }})"
+            "{{ m.tool_calls[0].function.name }} {{ m.tool_calls[0].function.arguments | tojson }}"
+            "{% else %}<|{{ m.role }}|>{{ m.content }}{% endif %}{{ '\n' }}{% endfor %}"
+            "{% if tools %}{{ tools | tojson }}{% endif %}")
+"""Of gpt-oss's kind: the first call alone, and no text beside its thought."""
+
+
+def test_a_turn_for_each_call_where_a_template_shows_the_first() -> None:
+    said = ChatMessage("assistant", "Let me see.", reasoning_content="Two.",
+                       tool_calls=CALLS.tool_calls)
+    found = render(ONE_CALL, [ASKED, said, *RESULTS[::-1], THANKS], [])
+    assert found == ('<|user|>How is it in Riga and Bonn?\n(Two.\n\nLet me see.)weather '
+                     '{"place": "Riga"}\n<|tool|>12 °C\n()weather {"place": "Bonn"}\n'
+                     '<|tool|>30 °C\n<|user|>And in Rome?\n')
+    # A result of no call stays where it stands; other templates get turns as they are.
+    lost = ChatMessage("tool", "?", tool_call_id="z")
+    assert render(ONE_CALL, [ASKED, CALLS, lost, *RESULTS], []).endswith("<|tool|>?\n")
+    assert not ChatTemplate(OBJECTS, {}).traits().one_call
+
+
+def test_templates_that_refuse_several_calls_get_one_by_one() -> None:
+    strict = ("{% for m in messages %}{% if m.tool_calls | length > 1 %}"
+              "{{ raise_exception('one') }}{% endif %}{% endfor %}" + OBJECTS)
+    assert render(strict, [ASKED, CALLS, *RESULTS], []).count("[weather") == 2

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers_models import Seq, Stepper, generate, load, write_checkpoint
+from helpers_models import (
+    Seq,
+    Stepper,
+    generate,
+    load,
+    oracle_logits,
+    why_refused,
+    write_checkpoint,
+)
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
           "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
@@ -20,6 +29,20 @@ QWEN2_MOE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size"
              "shared_expert_intermediate_size": 48}
 GRANITE_MOE = {"attention_multiplier": 0.1, "residual_multiplier": 0.22,
                "embedding_multiplier": 12.0, "logits_scaling": 8.0}
+MINISTRAL3 = {**YARN, "original_max_position_embeddings": 8, "mscale": 1.3, "mscale_all_dim": 1.3,
+              "llama_4_scaling_beta": 0.3}
+GROUPED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
+           "n_shared_experts": 1, "moe_intermediate_size": 24, "first_k_dense_replace": 1,
+           "routed_scaling_factor": 1.5}
+LATENT = {"kv_lora_rank": 32, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
+          "v_head_dim": 12, "num_key_value_heads": 4, "head_dim": 8}
+LLAMA4 = {"intermediate_size_mlp": 80, "interleave_moe_layer_step": 2, "num_local_experts": 5,
+          "attention_chunk_size": 64, "floor_scale": 7, "no_rope_layer_interval": 3}
+INDEXER = {"index_topk": 50, "index_head_dim": 16, "index_n_heads": 2}
+MINIMAX = {"num_local_experts": 5, "num_experts_per_tok": 2}
+ERNIE = {"moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 24}
+OLMOE = {"num_experts": 5, "num_experts_per_tok": 2}
+GPT_OSS = {"num_local_experts": 5, "num_experts_per_tok": 2}
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("llama", "LlamaForCausalLM", {}),
     ("llama-mha-tied", "LlamaForCausalLM",
@@ -112,6 +135,156 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
      {"sliding_window": 9, "sliding_window_pattern": 3, "num_hidden_layers": 4}),
     ("exaone4-no-windows", "Exaone4ForCausalLM", {"sliding_window": None, "layer_types":
                                                   ["full_attention"] * 3}),
+    ("olmoe", "OlmoeForCausalLM", {**OLMOE, "clip_qkv": 0.9}),
+    ("olmoe-odd", "OlmoeForCausalLM",
+     {**OLMOE, "norm_topk_prob": True, "attention_bias": True, "tie_word_embeddings": True,
+      "num_key_value_heads": 1, "intermediate_size": 40}),
+    ("granite-moe-shared", "GraniteMoeSharedForCausalLM",
+     {**GRANITE_MOE, "shared_intermediate_size": 40, "attention_bias": True}),
+    ("granite-moe-not-shared", "GraniteMoeSharedForCausalLM", GRANITE_MOE),
+    ("ministral3", "Ministral3ForCausalLM", {"rope_parameters": MINISTRAL3}),
+    ("ministral3-window-tied", "Ministral3ForCausalLM",
+     {"rope_parameters": {**MINISTRAL3, "mscale_all_dim": 0.6, "llama_4_scaling_beta": 0.7},
+      "sliding_window": 9, "tie_word_embeddings": True, "num_key_value_heads": 1}),
+    ("glm4-moe", "Glm4MoeForCausalLM", {**GROUPED, "use_qk_norm": True}),
+    ("glm4-moe-odd", "Glm4MoeForCausalLM",
+     {**GROUPED, "attention_bias": True, "norm_topk_prob": False, "n_group": 1, "topk_group": 1,
+      "first_k_dense_replace": 0, "n_shared_experts": 2, "tie_word_embeddings": True,
+      "rope_parameters": {"rope_type": "default", "rope_theta": 500.0,
+                          "partial_rotary_factor": 0.25}}),
+    ("minimax-m2", "MiniMaxM2ForCausalLM", {**MINIMAX, "rotary_dim": 8}),
+    ("minimax-m2-odd", "MiniMaxM2ForCausalLM",
+     {**MINIMAX, "num_experts_per_tok": 1, "num_key_value_heads": 1, "head_dim": 24,
+      "tie_word_embeddings": True}),
+    ("ernie4.5", "Ernie4_5ForCausalLM", {"head_dim": 24}),
+    ("ernie4.5-bias-tied", "Ernie4_5ForCausalLM",
+     {"use_bias": True, "tie_word_embeddings": True, "num_key_value_heads": None}),
+    ("ernie4.5-moe", "Ernie4_5_MoeForCausalLM", {**ERNIE, "moe_norm_min": 0.5}),
+    ("ernie4.5-moe-odd", "Ernie4_5_MoeForCausalLM",
+     {**ERNIE, "moe_num_shared_experts": 0, "moe_layer_start_index": 0, "moe_layer_end_index": 3,
+      "moe_layer_interval": 2, "num_hidden_layers": 5, "tie_word_embeddings": True}),
+    ("hunyuan", "HunYuanDenseV1ForCausalLM", {}),
+    ("hunyuan-alpha-bias", "HunYuanDenseV1ForCausalLM",
+     {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "alpha": 40.0,
+                          "factor": 1.0}, "attention_bias": True, "tie_word_embeddings": True,
+      "num_key_value_heads": 1}),
+    ("hunyuan-yarn", "HunYuanDenseV1ForCausalLM", {"rope_parameters": YARN}),
+    ("hunyuan-moe", "HunYuanMoEV1ForCausalLM", {"num_experts": 5, "moe_topk": [2, 2, 2]}),
+    ("dots1", "Dots1ForCausalLM", {**GROUPED, "sliding_window": 9, "max_window_layers": 1}),
+    ("dots1-no-windows", "Dots1ForCausalLM",
+     {**GROUPED, "sliding_window": None, "norm_topk_prob": True, "attention_bias": True}),
+    ("deepseek-v2", "DeepseekV2ForCausalLM",
+     {**LATENT, **GROUPED, "topk_method": "group_limited_greedy", "routed_scaling_factor": 2.5}),
+    ("deepseek-v2-lite", "DeepseekV2ForCausalLM",
+     {**LATENT, **GROUPED, "q_lora_rank": None, "first_k_dense_replace": 0, "attention_bias": True,
+      "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3}}),
+    ("mistral4", "Mistral4ForCausalLM",
+     {**LATENT, **GROUPED, "head_dim": 24, "rope_parameters": MINISTRAL3}),
+    ("mistral4-odd", "Mistral4ForCausalLM",
+     {**LATENT, **GROUPED, "head_dim": 24, "q_lora_rank": None, "first_k_dense_replace": 0,
+      "n_group": 1, "topk_group": 1, "norm_topk_prob": False, "rope_interleave": False,
+      "attention_bias": True,
+      "rope_parameters": {**MINISTRAL3, "mscale": 0.7, "llama_4_scaling_beta": 0.7}}),
+    ("deepseek-v3.2", "DeepseekV32ForCausalLM", {**LATENT, **GROUPED, **INDEXER}),
+    ("glm-5", "GlmMoeDsaForCausalLM",
+     {**LATENT, **GROUPED, **INDEXER, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    ("glm4-moe-lite", "Glm4MoeLiteForCausalLM",
+     {**LATENT, **GROUPED, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    ("llama4", "Llama4ForCausalLM", LLAMA4),
+    ("llama4-odd", "Llama4ForCausalLM",
+     {**LLAMA4, "use_qk_norm": False, "num_experts_per_tok": 3, "attention_bias": True,
+      "no_rope_layers": [0, 1, 1], "moe_layers": [0, 2], "attn_scale": 0.5,
+      "rope_parameters": LLAMA3, "tie_word_embeddings": True, "num_key_value_heads": 1}),
+    ("flex-olmo", "FlexOlmoForCausalLM", OLMOE),
+    ("flex-olmo-bias", "FlexOlmoForCausalLM",
+     {**OLMOE, "norm_topk_prob": True, "attention_bias": True, "tie_word_embeddings": True}),
+    ("starcoder2", "Starcoder2ForCausalLM", {"sliding_window": 9}),
+    ("starcoder2-odd", "Starcoder2ForCausalLM",
+     {"use_bias": False, "hidden_act": "gelu", "num_key_value_heads": 1, "norm_epsilon": 0.1,
+      "tie_word_embeddings": True, "head_dim": 10}),
+    ("cohere", "CohereForCausalLM", {"logit_scale": 0.5}),
+    ("cohere-normed", "CohereForCausalLM",
+     {"use_qk_norm": True, "attention_bias": True, "layer_norm_eps": 0.1, "head_dim": 10,
+      "tie_word_embeddings": True, "num_key_value_heads": 1}),
+    ("cohere2", "Cohere2ForCausalLM",
+     {"sliding_window": 9, "sliding_window_pattern": 2, "logit_scale": 2.0}),
+    ("cohere2-types", "Cohere2ForCausalLM",
+     {"sliding_window": 5, "attention_bias": True, "tie_word_embeddings": True, "layer_types":
+      ["full_attention", "sliding_attention", "sliding_attention"]}),
+    ("gpt-neox", "GPTNeoXForCausalLM", {}),
+    ("gpt-neox-odd", "GPTNeoXForCausalLM",
+     {"use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_new",
+      "layer_norm_eps": 0.1, "tie_word_embeddings": True, "rope_parameters": {
+          "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0}}),
+    ("gpt2", "GPT2LMHeadModel", {"n_inner": 80}),
+    ("gpt2-odd", "GPT2LMHeadModel",
+     {"activation_function": "relu", "scale_attn_weights": False, "layer_norm_epsilon": 0.1,
+      "n_head": 2, "tie_word_embeddings": True}),
+    ("phi", "PhiForCausalLM", {}),
+    ("phi-normed", "PhiForCausalLM",
+     {"qk_layernorm": True, "hidden_act": "gelu", "layer_norm_eps": 0.1, "num_key_value_heads": 1,
+      "rope_parameters": {"rope_type": "default", "rope_theta": 500.0,
+                          "partial_rotary_factor": 0.25}}),
+    ("stablelm", "StableLmForCausalLM", {"use_qkv_bias": True}),
+    ("stablelm-parallel", "StableLmForCausalLM",
+     {"use_parallel_residual": True, "qk_layernorm": True, "layer_norm_eps": 0.1,
+      "tie_word_embeddings": True, "rope_parameters": {
+          "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}}),
+    ("nemotron", "NemotronForCausalLM", {}),
+    ("nemotron-odd", "NemotronForCausalLM",
+     {"attention_bias": True, "mlp_bias": True, "norm_eps": 0.1, "tie_word_embeddings": True,
+      "head_dim": 24, "hidden_act": "gelu"}),
+    ("olmo", "OlmoForCausalLM", {}),
+    ("olmo-clipped", "OlmoForCausalLM",
+     {"clip_qkv": 0.5, "attention_bias": True, "tie_word_embeddings": True, "head_dim": 10}),
+    ("helium", "HeliumForCausalLM", {}),
+    ("helium-bias", "HeliumForCausalLM",
+     {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    ("arcee", "ArceeForCausalLM", {"mlp_bias": True}),
+    ("arcee-odd", "ArceeForCausalLM",
+     {"hidden_act": "silu", "attention_bias": True, "tie_word_embeddings": True, "head_dim": 10,
+      "rope_parameters": YARN}),
+    ("apertus", "ApertusForCausalLM", {}),
+    ("apertus-odd", "ApertusForCausalLM",
+     {"hidden_act": "relu2", "attention_bias": True, "tie_word_embeddings": True, "head_dim": 10,
+      "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+    ("gptj", "GPTJForCausalLM", {"rotary_dim": 8}),
+    ("gptj-whole-heads", "GPTJForCausalLM", {"rotary_dim": 16, "n_inner": 80}),
+    ("gpt-bigcode", "GPTBigCodeForCausalLM", {"activation_function": "gelu"}),
+    ("gpt-bigcode-mha", "GPTBigCodeForCausalLM", {"multi_query": False, "n_inner": 80}),
+    ("falcon-7b", "FalconForCausalLM", {}),
+    ("falcon-40b", "FalconForCausalLM", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    ("falcon-11b", "FalconForCausalLM",
+     {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}),
+    ("falcon-in-turn", "FalconForCausalLM",
+     {"parallel_attn": False, "multi_query": False, "bias": True, "ffn_hidden_size": 80,
+      "layer_norm_epsilon": 0.1, "activation": "relu"}),
+    ("persimmon", "PersimmonForCausalLM", {}),
+    ("persimmon-plain", "PersimmonForCausalLM",
+     {"qk_layernorm": False, "hidden_act": "gelu", "layer_norm_eps": 0.1,
+      "tie_word_embeddings": True, "rope_parameters": {
+          "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25}}),
+    ("jais2", "Jais2ForCausalLM", {}),
+    ("jais2-odd", "Jais2ForCausalLM",
+     {"attention_bias": False, "mlp_bias": False, "hidden_act": "gelu", "layer_norm_eps": 0.1,
+      "num_key_value_heads": 1, "head_dim": 10, "tie_word_embeddings": True}),
+    ("vaultgemma", "VaultGemmaForCausalLM",
+     {"sliding_window": 8, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 3.0,
+      "query_pre_attn_scalar": 24, "attention_bias": True}),
+    ("opt", "OPTForCausalLM", {"ffn_dim": 96}),
+    ("opt-odd", "OPTForCausalLM",
+     {"ffn_dim": 80, "enable_bias": False, "layer_norm_elementwise_affine": False,
+      "activation_function": "gelu", "tie_word_embeddings": True}),
+    ("gpt-oss", "GptOssForCausalLM", {**GPT_OSS, "sliding_window": 9}),
+    ("gpt-oss-odd", "GptOssForCausalLM",
+     {**GPT_OSS, "sliding_window": 5, "attention_bias": False, "hidden_size": 72, "head_dim": 10,
+      "num_key_value_heads": 1, "tie_word_embeddings": True, "num_local_experts": 3,
+      "num_experts_per_tok": 3, "swiglu_alpha": 2.5, "swiglu_limit": 0.2,
+      "rope_parameters": {**YARN, "truncate": False, "rope_theta": 500.0},
+      "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}),
+    ("gpt-oss-no-windows", "GptOssForCausalLM",
+     {**GPT_OSS, "layer_types": ["full_attention"] * 3, "hidden_size": 96,
+      "num_experts_per_tok": 1}),
 ]
 LENGTHS = (1, 33, 5, 18, 18, 7)
 
@@ -147,6 +320,54 @@ def test_parity_with_transformers(
         for stepper, chunk in steppers:
             got = every_logit(stepper, prompt + new, chunk)
             assert torch.allclose(got, want, atol=1e-4, rtol=0)
+
+
+def test_internlm3_is_llama_with_names_of_its_own(tmp_path: Path) -> None:
+    """transformers serves it by Llama's class; its checkpoints name another."""
+    theirs = write_checkpoint(tmp_path, attention_bias=True, mlp_bias=True,
+                              architecture="LlamaForCausalLM")
+    config = json.loads((tmp_path / "config.json").read_text())
+    own = {"architectures": ["InternLM3ForCausalLM"], "model_type": "internlm3", "qkv_bias": True,
+           "bias": True}
+    (tmp_path / "config.json").write_text(json.dumps(
+        {name: value for name, value in config.items() if not name.endswith("_bias")} | own))
+    got = every_logit(Stepper(load(tmp_path), 64), prompts()[1], 7)
+    assert torch.allclose(got, oracle_logits(theirs, prompts()[1]), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "OPTForCausalLM"])
+def test_a_checkpoint_without_head_and_prefix(tmp_path: Path, architecture: str) -> None:
+    """As most of GPT-2's and OPT's are."""
+    theirs = write_checkpoint(tmp_path, architecture, tie_word_embeddings=True)
+    theirs.base_model.save_pretrained(str(tmp_path))
+    assert "For" not in json.loads((tmp_path / "config.json").read_text())["architectures"][0]
+    got = every_logit(Stepper(load(tmp_path), 64), prompts()[1], 7)
+    assert torch.allclose(got, oracle_logits(theirs, prompts()[1]), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("architecture", "fields", "named"), [
+    ("Starcoder2ForCausalLM", {"hidden_act": "tanh"}, "hidden_act"),
+    ("CohereForCausalLM", {"logit_scale": "much"}, "logit_scale"),
+    ("Cohere2ForCausalLM", {"sliding_window": None}, "sliding_window"),
+    ("GPTNeoXForCausalLM", {"rotary_pct": 2.0}, "rotary_pct"),
+    ("GPT2LMHeadModel", {"n_embd": -1}, "n_embd"),
+    ("GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": True},
+     "scale_attn_by_inverse_layer_idx"),
+    ("PhiForCausalLM", {"tie_word_embeddings": True}, "tie_word_embeddings"),
+    ("OlmoForCausalLM", {"clip_qkv": -1.0}, "clip_qkv"),
+    ("InternLM3ForCausalLM", {"qkv_bias": True, "bias": False}, "bias"),
+    ("GPTJForCausalLM", {"rotary_dim": 7}, "rotary_dim"),
+    ("FalconForCausalLM", {"alibi": True}, "alibi"),
+    ("FalconForCausalLM", {"parallel_attn": False, "new_decoder_architecture": True},
+     "parallel_attn"),
+    ("OPTForCausalLM", {"do_layer_norm_before": False}, "do_layer_norm_before"),
+    ("OPTForCausalLM", {"word_embed_proj_dim": 32}, "word_embed_proj_dim"),
+])
+def test_what_is_not_served_is_named(tmp_path: Path, architecture: str, fields: dict[str, Any],
+                                     named: str) -> None:
+    """The field, as the file calls it."""
+    line = why_refused(tmp_path, {"architectures": [architecture], **fields})
+    assert f"config.json: {named}: " in line
 
 
 def test_several_new_tokens_per_decode_row(tmp_path: Path) -> None:
@@ -202,7 +423,36 @@ def test_nan_stays_in_its_own_sequence(tmp_path: Path) -> None:
                                       "num_experts_per_tok": 5, "head_dim": 32},
                                      {**GRANITE_MOE, "architecture": "GraniteMoeForCausalLM",
                                       "num_experts_per_tok": 8},
-                                     {"architecture": "Exaone4ForCausalLM", "sliding_window": 9}])
+                                     {"architecture": "Exaone4ForCausalLM", "sliding_window": 9},
+                                     {"architecture": "OlmoeForCausalLM", "num_experts": 4,
+                                      "num_experts_per_tok": 4, "clip_qkv": 0.9},
+                                     {**GRANITE_MOE, "architecture":
+                                      "GraniteMoeSharedForCausalLM", "num_experts_per_tok": 8,
+                                      "shared_intermediate_size": 64},
+                                     {"architecture": "Ministral3ForCausalLM", "head_dim": 32,
+                                      "rope_parameters": MINISTRAL3},
+                                     {**GROUPED, "architecture": "Glm4MoeForCausalLM",
+                                      "use_qk_norm": True, "head_dim": 32, "topk_group": 4,
+                                      "num_experts_per_tok": 8},
+                                     {**LLAMA4, "architecture": "Llama4ForCausalLM",
+                                      "attention_chunk_size": 32, "num_experts_per_tok": 5,
+                                      "head_dim": 32},
+                                     {**LATENT, **GROUPED, "topk_group": 4, "n_routed_experts": 4,
+                                      "architecture": "DeepseekV2ForCausalLM",
+                                      "num_experts_per_tok": 4},
+                                     {"architecture": "HunYuanDenseV1ForCausalLM",
+                                      "head_dim": 32},
+                                     {"architecture": "Starcoder2ForCausalLM", "head_dim": 32},
+                                     {"architecture": "CohereForCausalLM", "use_qk_norm": True,
+                                      "head_dim": 32},
+                                     {"architecture": "GPT2LMHeadModel"},
+                                     {"architecture": "ApertusForCausalLM"},
+                                     {"architecture": "PhiForCausalLM", "qk_layernorm": True},
+                                     {"architecture": "StableLmForCausalLM"},
+                                     {"architecture": "OlmoForCausalLM", "clip_qkv": 2.0},
+                                     {**GPT_OSS, "architecture": "GptOssForCausalLM",
+                                      "num_experts_per_tok": 5, "head_dim": 32,
+                                      "sliding_window": 9}])
 def test_bf16_stays_near_fp32(tmp_path: Path, native: bool, options: dict[str, Any]) -> None:
     """Mixed steps in bf16, with the C kernels and without, against the same weights in fp32."""
     write_checkpoint(tmp_path, dtype=torch.bfloat16, **options)

@@ -16,7 +16,7 @@ import pytest
 import torch
 from helpers_deepseek import DEEPSEEK, YARN, add_mtp, write_deepseek
 from helpers_hybrid import DENSE, NEXT, SPARSE, HybridDriver, hybrid_runner, write_hybrid
-from helpers_models import CPU, Seq, Stepper, generated
+from helpers_models import CPU, Seq, Stepper, generated, write_checkpoint
 from helpers_pairs import pairs
 from helpers_parity import ATOL, tokens
 from torch import Tensor
@@ -36,10 +36,14 @@ from actorium.gpu.step.staging import HostArrays
 from actorium.gpu.step.tables import SlotTables
 from actorium.gpu.weights.dtypes import TORCH_DTYPES
 
+GLM = "Glm4MoeForCausalLM"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek": (DEEPSEEK, {}),
     "deepseek-yarn": (DEEPSEEK, {"rope_parameters": YARN, "rope_interleave": False,
                                  "q_lora_rank": None, "first_k_dense_replace": 3}),
+    "glm4-moe": (GLM, {
+        "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
+        "moe_intermediate_size": 24, "use_qk_norm": True, "num_nextn_predict_layers": 1}),
     "qwen3.5": (DENSE, {}),
     "qwen3.5-moe": (SPARSE, {}),
     "qwen3-next": (NEXT, {}),
@@ -62,6 +66,8 @@ def write(path: Path, architecture: str, **options: Any) -> tuple[Any, Any]:
     """A checkpoint with its MTP layer; transformers' model and its `MtpModel`."""
     if architecture == DEEPSEEK:
         oracle = write_deepseek(path, 3, **options)
+    elif architecture == GLM:
+        oracle = write_checkpoint(path, architecture, 3, **options)
     else:
         oracle = write_hybrid(path, architecture, 3, **options)
         promise(path, mtp_num_hidden_layers=1)

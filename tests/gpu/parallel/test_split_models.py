@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -12,22 +12,12 @@ from helpers_deepseek import write_deepseek
 from helpers_kinds import write_kind
 from helpers_mamba import write_granite
 from helpers_models import generated, write_checkpoint
-from helpers_ranks import run_ranks, whole
-from helpers_worker import Output, Ring
-from torch import Tensor
+from helpers_mxfp4 import write_mxfp4
+from helpers_ranks import GREEDY, asked, near, opened_config, run_ranks, serve, whole
+from helpers_recurrent import write_recurrent
 from transformers import AutoModelForCausalLM
 
-from actorium.actors.config.tree import (
-    Config,
-    DeviceConfig,
-    MemoryConfig,
-    ModelConfig,
-    SchedulerConfig,
-    SpeculationConfig,
-)
-from actorium.actors.params import ResolvedParams
-from actorium.gpu.parallel.rank_group import LoneRank, RankGroup
-from actorium.gpu.worker.device import open_device
+from actorium.gpu.parallel.rank_group import LoneRank
 
 CASES: dict[str, Callable[[Path], Any]] = {
     "llama": lambda path: write_kind(path, "llama"),
@@ -66,71 +56,72 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "granite-moe": lambda path: write_checkpoint(
         path, "GraniteMoeForCausalLM", attention_bias=True, intermediate_size=92,
         residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.0),
+    "olmoe": lambda path: write_checkpoint(
+        path, "OlmoeForCausalLM", num_experts=6, num_experts_per_tok=2, intermediate_size=36,
+        clip_qkv=0.9),
+    "granite-moe-shared": lambda path: write_checkpoint(
+        path, "GraniteMoeSharedForCausalLM", intermediate_size=92, residual_multiplier=0.4,
+        attention_multiplier=0.2, shared_intermediate_size=50),
+    "ministral3": lambda path: write_checkpoint(
+        path, "Ministral3ForCausalLM", intermediate_size=90, rope_parameters={
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "llama_4_scaling_beta": 0.3,
+            "original_max_position_embeddings": 8}),
+    "glm4-moe": lambda path: write_checkpoint(
+        path, "Glm4MoeForCausalLM", n_routed_experts=8, num_experts_per_tok=3, n_group=4,
+        topk_group=2, moe_intermediate_size=36, routed_scaling_factor=1.5, use_qk_norm=True,
+        num_nextn_predict_layers=0),
+    "minimax-m2": lambda path: write_checkpoint(
+        path, "MiniMaxM2ForCausalLM", num_local_experts=6, num_experts_per_tok=2,
+        intermediate_size=36, rotary_dim=8),
+    "ernie4.5-moe": lambda path: write_checkpoint(
+        path, "Ernie4_5_MoeForCausalLM", moe_num_experts=6, moe_k=2, moe_intermediate_size=36),
+    "hunyuan-moe": lambda path: write_checkpoint(
+        path, "HunYuanMoEV1ForCausalLM", num_experts=6, moe_topk=2, intermediate_size=52),
+    "deepseek-v2": lambda path: write_checkpoint(
+        path, "DeepseekV2ForCausalLM", kv_lora_rank=32, q_lora_rank=None, qk_rope_head_dim=8,
+        qk_nope_head_dim=16, v_head_dim=12, num_key_value_heads=4, head_dim=8, n_routed_experts=8,
+        num_experts_per_tok=3, moe_intermediate_size=36, first_k_dense_replace=1),
+    "llama4": lambda path: write_checkpoint(
+        path, "Llama4ForCausalLM", intermediate_size_mlp=90, interleave_moe_layer_step=2,
+        num_local_experts=6, attention_chunk_size=32, floor_scale=7, no_rope_layer_interval=3),
+    "flex-olmo": lambda path: write_checkpoint(
+        path, "FlexOlmoForCausalLM", num_experts=6, num_experts_per_tok=2, intermediate_size=36),
+    "bamba": lambda path: write_recurrent(path, "BambaForCausalLM", attention_bias=True,
+                                          mlp_bias=True, mamba_proj_bias=True),
+    "falcon-h1": lambda path: write_recurrent(path, "FalconH1ForCausalLM", mamba_n_groups=2,
+                                              mlp_bias=True, projectors_bias=True),
+    "mamba2": lambda path: write_recurrent(path, "Mamba2ForCausalLM"),
+    "falcon-mamba": lambda path: write_recurrent(path, "FalconMambaForCausalLM", use_bias=True),
+    "jamba": lambda path: write_recurrent(path, "JambaForCausalLM", mamba_proj_bias=True),
+    "lfm2": lambda path: write_recurrent(path, "Lfm2ForCausalLM", conv_bias=True),
+    "starcoder2": lambda path: write_checkpoint(path, "Starcoder2ForCausalLM",
+                                                intermediate_size=90),
+    "cohere": lambda path: write_checkpoint(path, "CohereForCausalLM", use_qk_norm=True,
+                                            num_key_value_heads=1, logit_scale=0.5),
+    "apertus": lambda path: write_checkpoint(path, "ApertusForCausalLM"),
+    "gpt2": lambda path: write_checkpoint(path, "GPT2LMHeadModel", n_inner=90),
+    "phi": lambda path: write_checkpoint(path, "PhiForCausalLM", qk_layernorm=True,
+                                         vocab_size=201),
+    "stablelm": lambda path: write_checkpoint(
+        path, "StableLmForCausalLM", qk_layernorm=True, use_parallel_residual=True),
+    "gpt-neox": lambda path: write_checkpoint(path, "GPTNeoXForCausalLM"),
+    "nemotron": lambda path: write_checkpoint(path, "NemotronForCausalLM", mlp_bias=True),
+    "olmo": lambda path: write_checkpoint(path, "OlmoForCausalLM", clip_qkv=0.5),
+    "falcon": lambda path: write_checkpoint(
+        path, "FalconForCausalLM", new_decoder_architecture=True, num_kv_heads=2),
+    "persimmon": lambda path: write_checkpoint(path, "PersimmonForCausalLM"),
+    "opt": lambda path: write_checkpoint(path, "OPTForCausalLM", ffn_dim=90),
+    "gpt-oss": lambda path: write_checkpoint(
+        path, "GptOssForCausalLM", num_local_experts=6, num_experts_per_tok=2, sliding_window=9,
+        intermediate_size=92),
+    "gpt-oss-mxfp4": lambda path: write_mxfp4(path, num_hidden_layers=2),
 }
-GREEDY = ResolvedParams(max_tokens=9, temperature=0.0, logprobs=3)
-
-
-class Served(NamedTuple):
-    """What one rank gave."""
-
-    outputs: list[Output]
-    logits: list[Tensor]
-    """Of every step, and of those that draft."""
-    preemptions: float
-
-
-def opened_config(path: Path, **model: Any) -> Config:
-    return Config(model=ModelConfig(model=str(path), **model),
-                  memory=MemoryConfig(page_size=16, max_total_tokens=1600, checkpoints=2),
-                  scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=48),
-                  device=DeviceConfig(device="cpu", threads=1),
-                  speculation=SpeculationConfig(speculative="auto"))
-
-
-def asked() -> list[list[int]]:
-    """The greedy prompts, of which the last is part of another one."""
-    draw = torch.Generator().manual_seed(3)
-    prompts = [torch.randint(2, 190, (n,), generator=draw).tolist() for n in (1, 40, 23)]
-    return [*prompts, prompts[1][:35]]
-
-
-def serve(config: Config, group: RankGroup, **ring: Any) -> Served:
-    """Requests of several kinds, some of them twice, so that a prefix is found."""
-    runner = open_device(config, 1, lambda *_: None, {}, group).runner
-    seen: list[Tensor] = []
-
-    def kept(logits: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        def call(rows: Tensor) -> Tensor:
-            seen.append(logits(rows).clone())
-            return seen[-1]
-        return call
-
-    for name in ("logits", "head_logits"):  # with and without the final norm
-        setattr(runner.model, name, kept(getattr(runner.model, name)))
-    run = Ring(runner, budget=48, **ring)
-    *prompts, part = asked()
-    for prompt in prompts:
-        run.submit(prompt, GREEDY)
-    first = run.run()
-    run.submit(part, GREEDY)
-    run.submit(prompts[1], ResolvedParams(max_tokens=9, temperature=0.8, top_p=0.9), seed=11, n=2)
-    run.submit(prompts[2], ResolvedParams(max_tokens=9, temperature=1.0, top_k=7,
-                                          presence_penalty=0.4,
-                                          repetition_penalty=1.1), seed=12)
-    return Served(first + run.run()[len(first):], seen, run.preemptions)
-
-
-def near(got: list[Tensor], want: list[Tensor]) -> bool:
-    """Every step's logits to 1e-5 of their largest."""
-    return len(got) == len(want) > 9 and all(
-        one.shape == other.shape
-        and float((one - other).abs().max()) <= 1e-5 * float(other.abs().max())
-        for one, other in zip(got, want, strict=True))
-
-
 BY_FOUR = ("llama-bias-tied", "gemma3", "deepseek", "qwen3.5", "qwen3-moe", "granite-groups")
 """More ranks than heads of keys and values, and what each kind of layer makes of that."""
-LIKE_OTHERS = ("qwen2", "mistral", "latent-no-query-rank", "granite")
+LIKE_OTHERS = ("qwen2", "mistral", "latent-no-query-rank", "granite", "granite-moe-shared",
+               "ministral3", "minimax-m2", "hunyuan-moe", "flex-olmo", "deepseek-v2", "starcoder2",
+               "apertus", "gpt-neox", "nemotron", "olmo", "falcon", "persimmon", "opt",
+               "gpt-oss-mxfp4")
 
 
 @pytest.mark.parametrize(("name", "size"), [

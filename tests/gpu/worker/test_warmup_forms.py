@@ -17,6 +17,7 @@ from helpers_graphs import shapes
 from helpers_hybrid import DENSE, SPARSE, write_hybrid
 from helpers_mamba import write_granite
 from helpers_models import write_checkpoint
+from helpers_recurrent import write_recurrent
 from helpers_speculation import make_runner
 from helpers_worker import CPU, Ring
 
@@ -52,9 +53,10 @@ from actorium.kernels.triton.skinny import configs_of
 from actorium.kernels.triton.skinny_linear import BUCKETS
 
 BUDGET = 512
-KINDS = ("llama", "windows", "hybrid", "latent", "mamba", "sparse", "odd", "skinny", "fp8",
-         "fp8 experts", "made", "int8 pages", "sage", "sage, int8 pages", "sage alone, int8 pages",
-         "int4", "int8", "int8 rows", "e4m3 pages", "exact", "exact windows")
+KINDS = ("llama", "windows", "hybrid", "latent", "mamba", "both", "conv", "scan", "sparse", "odd",
+         "skinny", "fp8", "fp8 experts", "made", "int8 pages", "sage", "sage, int8 pages",
+         "sage alone, int8 pages", "int4", "int8", "int8 rows", "e4m3 pages", "exact",
+         "exact windows")
 DRAFTS = {"hybrid": 2, "latent": 2}
 CASES = [pytest.param(kind, captured, id=f"{kind}, {'captured' if captured else 'eager'}",
                       marks=[] if captured and kind in ("llama", "hybrid") else pytest.mark.slow)
@@ -88,6 +90,13 @@ def model_of(path: Path, kind: str) -> Any:
                                      **long | small))
     elif kind == "mamba":
         write_granite(path, layer_types=["mamba", "attention"], **long)
+    elif kind == "both":
+        write_recurrent(path, "FalconH1ForCausalLM", **long)
+    elif kind == "scan":
+        write_recurrent(path, "JambaForCausalLM", **long, attn_layer_period=2,
+                        attn_layer_offset=1)
+    elif kind == "conv":
+        write_recurrent(path, "Lfm2ForCausalLM", **long, layer_types=["conv", "full_attention"])
     elif kind == "fp8 experts":
         write_deepseek(source, **long | small)
     else:

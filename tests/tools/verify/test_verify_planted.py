@@ -46,6 +46,9 @@ class Planted(NamedTuple):
     """Tokens at the most."""
     role: str = WORKER
     """Who has the fault."""
+    chance: bool = False
+    """It is seen in some runs alone (steps preempt by their number, whoever came when), so that
+    shrinking may keep neighbours that it does not need."""
 
 
 PLANTED = [
@@ -68,7 +71,7 @@ PLANTED = [
     Planted("helpers_faulty_attention:masking_worker", "llama", "neighbours,tokens_per_step",
             {"tokens_per_step"}, ("logprob",), cases=12),
     Planted("committing_too_much_once_preempted", "hybrid", "neighbours,drafts,preempt_every",
-            {"drafts", "preempt_every"}),
+            {"drafts", "preempt_every"}, chance=True),
     Planted("seeding_anew", "llama", "neighbours,worker,logprobs", {"worker"}, comparisons=200),
     Planted("losing_an_event", "llama", "neighbours,reading,logprobs", {"reading"},
             ("token", "end"), role="gateway-0")]
@@ -114,5 +117,6 @@ def test_a_fault_planted_in_workers(fault: Planted, tmp_path: Path,
     [own] = report["shrunk"]
     assert ("worker" in fault.causes) is bool(report["counts"]["deaths_met"])
     found = {word.partition("=")[0] for word in own["condition"].split(", ")}
-    assert found - {"order"} == fault.causes, own
+    more = {"order", "neighbours"} if fault.chance else {"order"}
+    assert found - more == fault.causes, own
     assert own["difference"]["kind"] in fault.differs

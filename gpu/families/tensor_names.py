@@ -1,0 +1,43 @@
+"""What checkpoints of some families call tensors that `causal_layer` names otherwise; names of ours
+stay as they are."""
+
+from __future__ import annotations
+
+Renames = tuple[tuple[str, str], ...]
+"""(regular expression of a part of a name, what is put in its place), one after the other."""
+
+FEED: Renames = ((r"\.mlp\.(c_fc|fc1|fc_in|dense_h_to_4h)\.", ".mlp.up_proj."),
+                 (r"\.mlp\.(c_proj|fc2|fc_out|dense_4h_to_h)\.", ".mlp.down_proj."))
+"""The MLP of most of them."""
+BY_HEAD: Renames = (
+    (r"\.(attention|self_attention)\.query_key_value\.", ".self_attn.qkv_by_head."),
+    (r"\.(attention|self_attention)\.dense\.", ".self_attn.o_proj."))
+HEAD_NORMS: Renames = ((r"\.([qk])_layernorm\.", r".\1_norm."),)
+PHI: Renames = (*FEED, *HEAD_NORMS, (r"\.self_attn\.dense\.", ".self_attn.o_proj."),
+                (r"^model\.final_layernorm\.", "model.norm."))
+PERSIMMON: Renames = (
+    *PHI, (r"\.self_attn\.query_key_value\.", ".self_attn.qkv_by_head."))
+NEOX: Renames = (
+    *FEED, *BY_HEAD, (r"^(gpt_neox\.)?embed_in\.", "model.embed_tokens."),
+    (r"^gpt_neox\.layers\.", "model.layers."), (r"^embed_out\.", "lm_head."),
+    (r"^(gpt_neox\.)?final_layer_norm\.", "model.norm."))
+GPT: Renames = (
+    *FEED, (r"^(transformer\.)?(wte|word_embeddings)\.", "model.embed_tokens."),
+    (r"^(transformer\.)?wpe\.", "model.embed_positions."),
+    (r"^(transformer\.)?ln_f\.", "model.norm."), (r"^(transformer\.)?h\.", "model.layers."),
+    (r"\.(ln_1|ln_attn)\.", ".input_layernorm."),
+    (r"\.(ln_2|ln_mlp)\.", ".post_attention_layernorm."),
+    (r"\.attn\.([qkv]_proj)\.", r".self_attn.\1."),
+    (r"\.attn\.(c_proj|out_proj)\.", ".self_attn.o_proj."))
+GPT2: Renames = ((r"\.c_(attn|proj|fc)\.weight$", r".c_\1.weight_t"), *GPT,
+                 (r"\.attn\.c_attn\.", ".self_attn.qkv_proj."))
+"""Its matrices lie on their side: [inputs, outputs]."""
+BIGCODE: Renames = (*GPT, (r"\.attn\.c_attn\.", ".self_attn.qkv_by_head."))
+FALCON: Renames = (*GPT, *BY_HEAD)
+OPT: Renames = (
+    (r"^(model\.)?decoder\.embed_positions\.weight$", "model.embed_positions.padded"),
+    (r"^(model\.)?decoder\.final_layer_norm\.", "model.norm."),
+    (r"^(model\.)?decoder\.", "model."), (r"\.self_attn_layer_norm\.", ".input_layernorm."),
+    (r"\.final_layer_norm\.", ".post_attention_layernorm."),
+    (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."), (r"\.fc1\.", ".mlp.up_proj."),
+    (r"\.fc2\.", ".mlp.down_proj."))

@@ -1,0 +1,118 @@
+"""What is proven of each model class: the cells of the table in docs/models.md (`make parity`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from helpers_models import generated, load
+from helpers_quantised import told_of
+from helpers_ranks import GREEDY, asked, opened_config, run_ranks, serve, whole
+from helpers_toys import write_toy
+from helpers_worker import Ring
+from msgspec.structs import replace
+
+from actorium.actors.errors import BadConfig
+from actorium.gpu.families.architectures import ARCHITECTURES
+from actorium.gpu.parallel.rank_group import LoneRank
+from actorium.gpu.step.runner import ModelRunner
+from actorium.gpu.worker.device import open_device
+from actorium.tools.models_table import COLUMNS, PAGE, names_in
+
+BOUNDS = {"fp8": 0.4, "int8": 0.1, "int4": 0.75}
+"""Of what another prompt's log-probabilities are off, by which a toy's may be. Weights this random
+lose more than trained ones; what codes must stand for is held to 1e-4 by test_online_grouped.py."""
+Cell = str
+"""What the table says."""
+
+
+def tokens(path: Path, architecture: str) -> Cell:
+    """Greedy tokens of transformers; a prompt that is part of another finds its pages."""
+    oracle = write_toy(path, architecture)
+    served = serve(opened_config(path), LoneRank(), speculative="off")
+    assert [out.tokens for out in served.outputs[:4]] == [
+        generated(oracle, prompt, GREEDY.max_tokens) for prompt in asked()]
+    assert served.outputs[3].cached > 0
+    return "yes"
+
+
+def preempted(path: Path, architecture: str) -> Cell:
+    """Every third step somebody gives up pages, and nobody's tokens change."""
+    write_toy(path, architecture)
+    plain = serve(opened_config(path), LoneRank(), speculative="off")
+    other = serve(opened_config(path), LoneRank(), speculative="off", force_preempt_every=3)
+    assert other.preemptions > 2
+    assert [out.tokens for out in other.outputs] == [out.tokens for out in plain.outputs]
+    return "yes"
+
+
+def ranks(path: Path, architecture: str) -> Cell:
+    """Two ranks sample what the model alone does."""
+    write_toy(path, architecture)
+    config = opened_config(path)
+    alone = serve(config, LoneRank())
+    one, other = whole(run_ranks(path.parent / "group", 2, lambda group: serve(config, group)))
+    assert str(one.outputs) == str(other.outputs)
+    assert [out.tokens for out in one.outputs] == [out.tokens for out in alone.outputs]
+    return "yes"
+
+
+def exact(path: Path, architecture: str) -> Cell:
+    """In bfloat16 on a CPU, by C's kernels: alone and together the same bits."""
+    write_toy(path, architecture, torch.bfloat16)
+    config = opened_config(path, dtype="bfloat16")
+    config = replace(config, device=replace(config.device, exact="on"))
+    try:
+        runner = open_device(config, 1, lambda *_: None, {}, LoneRank()).runner
+    except BadConfig as error:
+        return f"no: {str(error).partition(' not exact here: ')[2].partition(' (--')[0] or error}"
+    alone = []
+    for prompt in asked()[:3]:
+        alone += bits_of(runner, [prompt])
+    assert bits_of(runner, asked()[:3]) == alone
+    return "yes"
+
+
+def bits_of(runner: ModelRunner, prompts: list[list[int]]) -> list[tuple[list[int], bytes]]:
+    """Tokens and log-probabilities of the prompts, served together."""
+    runner.reset()
+    ring = Ring(runner, budget=48)
+    for prompt in prompts:
+        ring.submit(prompt, GREEDY)
+    return [(out.tokens, b"".join(part.chosen + part.top_logprobs for part in out.logprobs))
+            for out in ring.run()]
+
+
+def quantised(bits: str, path: Path, architecture: str) -> Cell:
+    """Weights are made in so many bits when the checkpoint is read: log-probabilities stay near."""
+    write_toy(path, architecture)
+    try:
+        model = load(path, quantization=bits)
+    except BadConfig as error:
+        return f"no: {error}"
+    want = told_of(load(path))
+    off, chance = ((got - want).abs().mean() for got in (told_of(model), want.roll(1)))
+    assert 0 < off < BOUNDS[bits] * chance
+    return "yes"
+
+
+CELLS: dict[str, Callable[[Path, str], Cell]] = {
+    "tokens": tokens, "preempted": preempted, "ranks": ranks, "exact": exact,
+    **{bits: partial(quantised, bits) for bits in BOUNDS},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("column", "architecture"), [
+    (column, architecture) for architecture in ARCHITECTURES for column in CELLS])
+def test_cell(column: str, architecture: str, tmp_path: Path,
+              record_property: Callable[[str, object], None]) -> None:
+    record_property("cell", CELLS[column](tmp_path / "toy", architecture))
+
+
+def test_table_names_every_class() -> None:
+    assert names_in(PAGE.read_text()) == sorted(ARCHITECTURES)
+    assert list(COLUMNS) == list(CELLS)

@@ -1,0 +1,63 @@
+"""A tiny random checkpoint of every model class that is served, by transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from helpers_configs import CONFIGS, SMALL, TOWER_25, VISION, name_of
+
+FIRST: dict[str, dict[str, Any]] = {}
+"""By class, the first of `CONFIGS`."""
+for _fields in CONFIGS:
+    FIRST.setdefault(name_of(_fields), _fields)
+NO_SPECIALS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+"""Many classes' own lie beyond a toy's vocabulary."""
+TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+         "num_attention_heads": 2, "image_size": 16, "patch_size": 4}
+TOWERS = {
+    "Gemma3ForConditionalGeneration": TOWER,
+    "Mistral3ForConditionalGeneration": {**TOWER, "head_dim": 16},
+    "Llama4ForConditionalGeneration": {**TOWER, "vision_output_dim": 32,
+                                       "projector_input_dim": 32, "projector_output_dim": 32}}
+"""Vision towers of classes that have another kind than Qwen's."""
+WIDE = {"OlmoeForCausalLM": {"hidden_size": 128},
+        "Qwen2_5_VLForConditionalGeneration": {
+            "hidden_size": 128, "rope_scaling": {"type": "mrope", "rope_type": "default",
+                                                 "mrope_section": [4, 6, 6]},
+            "vision_config": {**TOWER_25, "out_hidden_size": 128}},
+        **dict.fromkeys(("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"), {
+            "rope_parameters": {"rope_type": "default", "mrope_section": [4, 6, 6]}}),
+        "Mamba2ForCausalLM": {"head_dim": 16}}
+"""What heads of 32 numbers, which C's attention asks for, change in a class; Mamba-2's are others.
+"""
+
+
+def toy_fields(architecture: str, dtype: str) -> dict[str, Any]:
+    """The config's fields."""
+    fields = FIRST[architecture]
+    text = {**SMALL, **fields.get("text_config", fields), **NO_SPECIALS, "head_dim": 32,
+            **WIDE.get(architecture, {}), "dtype": dtype}
+    if "kv_lora_rank" in fields:  # their heads' sizes are their own, and each has its keys
+        del text["head_dim"], text["num_key_value_heads"]
+    if "text_config" not in fields:
+        return text
+    tower = TOWERS.get(architecture, {**VISION, "num_position_embeddings": 25})
+    return {"vision_config": tower, **fields, "text_config": text, **NO_SPECIALS}
+
+
+def write_toy(path: Path, architecture: str, dtype: torch.dtype = torch.float32) -> Any:
+    """Writes one at `path`; returns transformers' model, in eval mode. Matrices are random and
+    large enough that tokens differ; vectors (norms, biases, decays) are noise around their own
+    initial values."""
+    made = getattr(transformers, architecture)
+    torch.manual_seed(7)
+    model = made(made.config_class(**toy_fields(
+        architecture, str(dtype).removeprefix("torch.")))).float().eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(torch.randn_like(weight) * 0.1 + (weight if weight.ndim == 1 else 0))
+    model.to(dtype).save_pretrained(path)
+    return model
