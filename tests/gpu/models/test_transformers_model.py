@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers_models import CPU, Seq, Stepper, generate, oracle_logits
-from helpers_worker import Ring, make_runner
+from helpers_worker import Ring, complete, make_runner
 
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
 from actorium.actors.errors import BadConfig, BadModel
@@ -175,6 +175,23 @@ def test_bf16_and_pages_of_8_bits_stay_near_fp32(tmp_path: Path) -> None:
         got = Stepper(ours, 1000, 4, kv_dtype=kv_dtype).step([(Seq(ids), len(ids))],
                                                              every_row=True)
         assert (got - want).norm() < 0.1 * want.norm()
+
+
+@pytest.mark.slow
+def test_by_kernels_of_triton(tmp_path: Path) -> None:
+    theirs, config = write(tmp_path, "Starcoder2ForCausalLM", sliding_window=9), Config(
+        model=THEIRS, device=DeviceConfig(kernels="triton"))
+    ours, ids = load_model(tmp_path, config, CPU, lambda *_: None), prompts()[4]
+    assert ours.attention.decode.name == ours.attention.extend.name == "triton"
+    stepper, seq = Stepper(ours, 100, 4), Seq(list(ids))
+    got = torch.cat((stepper.step([(seq, 3)], every_row=True),
+                     stepper.step([(seq, len(ids) - 3)], every_row=True)))
+    torch.testing.assert_close(got, oracle_logits(theirs, ids), rtol=0, atol=1e-4)
+    seq.tokens.append(7)
+    torch.testing.assert_close(stepper.step([], [seq]), oracle_logits(theirs, [*ids, 7])[-1:],
+                               rtol=0, atol=1e-4)
+    assert complete(make_runner(ours), [ids], ResolvedParams(max_tokens=3, temperature=0.0)) == [
+        greedy(theirs, ids, 3)]
 
 
 def test_one_of_our_classes_by_either(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
