@@ -255,8 +255,7 @@ def _by_transformers(raw: dict[str, Any], where: Path, dtype: str, max_model_len
         raise BadModel(f"{where}: {unsupported(raw['architectures'][0])}; nor is it by "
                        "transformers' class (--model-impl): "
                        f"{error.message.removeprefix(f'{where}: ')}") from None
-    return replace(shape, max_model_len=within(shape.max_model_len, max_model_len,
-                                               raw))
+    return replace(shape, max_model_len=within(shape.max_model_len, max_model_len, raw))
 
 
 def read_shape(path: Path, config: Config) -> ModelShape:
@@ -266,7 +265,8 @@ def read_shape(path: Path, config: Config) -> ModelShape:
     where, model, page = path / "config.json", config.model, config.memory.page_size
     shape = shape_from_config(read_json(where), where, model.dtype, model.max_model_len,
                               model.quantization, model.quantization_group,
-                              model.quantization_head, model.language_model_only, model.model_impl)
+                              model.quantization_head, model.language_model_only,
+                              model.model_impl)
     if shape.chunked and (chunk := max(shape.windows)) % page:
         raise BadConfig(f"page_size: must divide the chunks of {chunk} tokens to which the model "
                         f"attends, got {page}", "memory.page_size")

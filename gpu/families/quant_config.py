@@ -351,8 +351,17 @@ FORMATS = {
     "Q5_0": WeightFormat(5, 32, False), "Q5_1": WeightFormat(5, 32, True),
     "Q8_0": WeightFormat(8, 32, False), "Q4_K": WeightFormat(4, 32, True),
     "Q5_K": WeightFormat(5, 32, True), "Q6_K": WeightFormat(6, 16, False),
+    "Q2_K": WeightFormat(4, 16, True), "Q3_K": WeightFormat(4, 16, False),
+    "TQ1_0": WeightFormat(4, 128, False), "TQ2_0": WeightFormat(4, 128, False),
+    "IQ1_S": WeightFormat(5, 32, False), "IQ1_M": WeightFormat(5, 16, False),
+    "IQ2_XXS": WeightFormat(8, 32, False), "IQ2_XS": WeightFormat(8, 16, False),
+    "IQ2_S": WeightFormat(8, 16, False), "IQ3_XXS": WeightFormat(8, 32, False),
+    "IQ3_S": WeightFormat(5, 32, False), "IQ4_NL": WeightFormat(8, 32, False),
+    "IQ4_XS": WeightFormat(8, 32, False), "MXFP4": WeightFormat(5, 32, False),
+    "NVFP4": WeightFormat(5, 16, False),
 }
-"""Of each type of tensor; None: it is plain."""
+"""Of each type of tensor; None: it is plain. All numbers of a block are whole multiples of their
+group's scale (and min), which these bits hold exactly."""
 
 
 def gguf_grouped(raw: dict[str, Any], where: Path) -> GroupedShape | None:

@@ -351,7 +351,12 @@ class TensorIntake:
         if tensor.dtype is ROWS:
             self.add_rows(name, tensor)
             return
-        spec, tensor = self.specs[name], self.slices.lazily(name, tensor)
+        for part, each in self._cut(name, tensor):
+            self._add_dense(part, self.slices.lazily(part, each))
+
+    def _add_dense(self, name: str, tensor: LazyTensor) -> None:
+        """A tensor that is to be read later, in a float type."""
+        spec = self.specs[name]
         form = held_format(self.grouped, spec)
         if form is not None:
             self.found[name] = quantised_lazily(tensor.read, form, self.device)

@@ -85,6 +85,7 @@ SIGNATURES = {
                        + [c_int64, c_int],
     "sigmoid_floats": [c_void_p, c_int64, c_int],
     "add_rows": _POINTER * 3 + [c_int64],
+    "mul_rows": [c_void_p, c_int64, c_void_p] + [c_int64] * 2 + [c_void_p] + [c_int64] * 2,
     "sigmoid_mul": _POINTER * 3 + [c_int64],
     "copy_rows": [c_void_p, c_int64, c_void_p] + [c_int64] * 3,
     "gather_columns": [c_void_p, c_int64] + _POINTER * 2 + [c_int64] * 2,
