@@ -46,11 +46,12 @@ OF_LLAMA = {"InternLM3ForCausalLM": {"attention_bias": True, "mlp_bias": True}}
 """What they ask for."""
 
 
-def toy_fields(architecture: str, dtype: str) -> dict[str, Any]:
-    """The config's fields."""
+def toy_fields(architecture: str, dtype: str, more: dict[str, Any] | None = None
+               ) -> dict[str, Any]:
+    """The config's fields. more: fields of its text part."""
     fields = FIRST[architecture]
     text = {**SMALL, **fields.get("text_config", fields), **NO_SPECIALS, "head_dim": 32,
-            **WIDE.get(architecture, {}), "dtype": dtype}
+            **WIDE.get(architecture, {}), "dtype": dtype, **(more or {})}
     if "kv_lora_rank" in fields:  # their heads' sizes are their own, and each has its keys
         del text["head_dim"], text["num_key_value_heads"]
     if architecture == "FalconForCausalLM":
@@ -61,12 +62,13 @@ def toy_fields(architecture: str, dtype: str) -> dict[str, Any]:
     return {"vision_config": tower, **fields, "text_config": text, **NO_SPECIALS}
 
 
-def write_toy(path: Path, architecture: str, dtype: torch.dtype = torch.float32) -> Any:
-    """Writes one at `path`; returns transformers' model, in eval mode. Matrices are random and
+def write_toy(path: Path, architecture: str, dtype: torch.dtype = torch.float32,
+              **more: Any) -> Any:
+    """Writes one, with these fields, at `path`; returns transformers' model, in eval mode. Matrices are random and
     large enough that tokens differ; vectors (norms, biases, decays) are noise around their own
     initial values."""
     made = getattr(transformers, STANDS_IN.get(architecture, architecture))
-    fields = toy_fields(architecture, str(dtype).removeprefix("torch."))
+    fields = toy_fields(architecture, str(dtype).removeprefix("torch."), more)
     torch.manual_seed(7)
     model = made(made.config_class(**fields, **OF_LLAMA.get(architecture, {}))).float().eval()
     with torch.no_grad():
