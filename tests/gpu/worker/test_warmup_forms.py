@@ -56,7 +56,7 @@ BUDGET = 512
 KINDS = ("llama", "windows", "hybrid", "latent", "mamba", "both", "conv", "scan", "sparse", "odd",
          "skinny", "fp8", "fp8 experts", "made", "int8 pages", "sage", "sage, int8 pages",
          "sage alone, int8 pages", "int4", "int8", "int8 rows", "e4m3 pages", "exact",
-         "exact windows", "chunks")
+         "exact windows", "chunks", "layer norms")
 DRAFTS = {"hybrid": 2, "latent": 2}
 CASES = [pytest.param(kind, captured, id=f"{kind}, {'captured' if captured else 'eager'}",
                       marks=[] if captured and kind in ("llama", "hybrid") else pytest.mark.slow)
@@ -83,6 +83,8 @@ def model_of(path: Path, kind: str) -> Any:
     elif kind == "hybrid":
         add_mtp(path, write_hybrid(path, DENSE, layer_types=["linear_attention", "full_attention"],
                                    mtp_num_hidden_layers=1, **long))
+    elif kind == "layer norms":
+        write_checkpoint(path, "PhiForCausalLM", dtype=torch.bfloat16, qk_layernorm=True, **long)
     elif kind == "odd":  # rows of a projection are no multiple of 16 bytes
         write_hybrid(path, DENSE, dtype=torch.bfloat16, linear_num_value_heads=6,
                      linear_key_head_dim=32, linear_value_head_dim=32,
