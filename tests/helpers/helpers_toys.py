@@ -64,9 +64,9 @@ def toy_fields(architecture: str, dtype: str, more: dict[str, Any] | None = None
 
 def write_toy(path: Path, architecture: str, dtype: torch.dtype = torch.float32,
               **more: Any) -> Any:
-    """Writes one, with these fields, at `path`; returns transformers' model, in eval mode. Matrices are random and
+    """Writes one at `path`; returns transformers' model, in eval mode. Matrices are random and
     large enough that tokens differ; vectors (norms, biases, decays) are noise around their own
-    initial values."""
+    initial values. more: fields of the config."""
     made = getattr(transformers, STANDS_IN.get(architecture, architecture))
     fields = toy_fields(architecture, str(dtype).removeprefix("torch."), more)
     torch.manual_seed(7)
