@@ -37,6 +37,10 @@ def write_kind(path: Path, kind: str) -> None:
         write_hybrid(path, MOE if kind == "experts" else SPARSE, 5)
     elif kind == "llama":
         write_checkpoint(path, "LlamaForCausalLM", seed=5)
+    elif kind == "chunks":
+        write_checkpoint(path, "Llama4ForCausalLM", seed=5, intermediate_size_mlp=80,
+                         interleave_moe_layer_step=2, num_local_experts=5, floor_scale=7,
+                         attention_chunk_size=32, no_rope_layer_interval=3)
     elif kind == "scaled-queries":
         write_checkpoint(path, "Ministral3ForCausalLM", seed=5, rope_parameters={
             "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "llama_4_scaling_beta": 0.3,

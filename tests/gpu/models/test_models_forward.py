@@ -288,6 +288,8 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
      {**GPT_OSS, "layer_types": ["full_attention"] * 3, "hidden_size": 96,
       "num_experts_per_tok": 1}),
 ]
+RARER = ("granite-moe-not-shared", "ministral3-window-tied", "minimax-m2-odd", "dots1-no-windows",
+         "flex-olmo-bias", "glm-5")
 LENGTHS = (1, 33, 5, 18, 18, 7)
 
 
@@ -305,7 +307,9 @@ def every_logit(stepper: Stepper, tokens: list[int], chunk: int) -> torch.Tensor
     return torch.cat(rows)
 
 
-@pytest.mark.parametrize(("name", "architecture", "options"), CASES, ids=[c[0] for c in CASES])
+@pytest.mark.parametrize(("name", "architecture", "options"), [
+    pytest.param(*case, marks=[pytest.mark.slow] * (case[0] in RARER)) for case in CASES],
+    ids=[c[0] for c in CASES])
 def test_parity_with_transformers(
     tmp_path: Path, name: str, architecture: str, options: dict[str, Any]
 ) -> None:
