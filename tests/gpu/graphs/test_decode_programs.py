@@ -102,7 +102,7 @@ def compare(model: Any, number: int = 10, drafts: int = 0,
 
 
 @pytest.mark.parametrize(("kind", "quantization"), pairs(
-    ["llama", "attention", "windows", "norms-after", "layer-norms", "positions",
+    ["llama", "attention", "windows", "capped", "norms-after", "layer-norms", "positions",
      "scaled-queries", "norm-behind-rope"], ["auto", "int4", "int8"]))
 def test_the_same_bits(make: Callable[..., Any], kind: str, quantization: str) -> None:
     runner, _ = compare(make(kind, quantization))
