@@ -24,6 +24,7 @@ from actorium.kernels.reference.apply_plan import table_addresses
 from actorium.kernels.reference.delta_rule import Heads
 from actorium.kernels.reference.delta_window import DeltaLayer
 from actorium.kernels.reference.experts import ExpertExtras
+from actorium.kernels.reference.kda import KdaInputs
 from actorium.kernels.reference.sage import KeyMeans
 from actorium.kernels.reference.selective_scan import ScanInputs
 from actorium.kernels.reference.ssd import SSDSizes, split_inputs
@@ -421,6 +422,14 @@ def scan(states: torch.dtype) -> None:
     OPS.scan_step(inputs, held, at, a, skip)
 
 
+def kda(states: torch.dtype) -> None:
+    """Kimi Linear's, of prompts and of single tokens."""
+    qkv, g, beta = (empty(64, width, dtype=F32) for width in (3 * 4096, 4096, 32))
+    inputs, held = KdaInputs(qkv, g, beta), empty(99, 32, 128, 128, dtype=states)
+    OPS.kda_extend(inputs, held, plan_ragged([ExtendRun(1, 64)], 4, CPU))
+    OPS.kda_step(inputs, held, torch.zeros(64, dtype=I64))
+
+
 def plain_convolution() -> None:
     """LFM2's, without SiLU."""
     x, plan = empty(200, 2048), plan_ragged([ExtendRun(1, 200)], 3, CPU)
@@ -437,6 +446,7 @@ def recurrent() -> Iterator[Case]:
         yield Case(f"delta_extend Qwen3.5-27B{name}", partial(delta_chunks, dtype))
         yield Case(f"ssd_step Granite 4{name}", partial(mamba, dtype))
         yield Case(f"scan Jamba{name}", partial(scan, dtype))
+        yield Case(f"kda Kimi Linear{name}", partial(kda, dtype))
     for new in (1, 3):
         yield Case(f"delta Qwen3.5-9B, q{new}", partial(delta, new, F32, GDN_9B))
     yield Case("delta_extend Qwen3.5-9B", partial(delta_chunks, F32, GDN_9B))

@@ -88,6 +88,8 @@ RULES = (
     Rule("_inputs", "", 4, 8, 8),
     Rule("_rule", "", 1, 8, 8),
     Rule("_step", "", 1, 8, 8),
+    Rule("_kda", "", 1, 8, 8),
+    Rule("_kda_step", "", 1, 8, 8),
     Rule("_scan", "", 1, 8, 8),
     Rule("_scan_step", "", 1, 8, 8),
     Rule("_prepare", "", 4, 2, 1, "wgmma"),

@@ -46,7 +46,8 @@ from actorium.gpu.families.granite_config import (
     granite_moe,
     granite_moe_shared,
 )
-from actorium.gpu.families.lfm_config import lfm2
+from actorium.gpu.families.kimi_config import kimi_linear
+from actorium.gpu.families.lfm_config import lfm2, lfm2_moe
 from actorium.gpu.families.llama4_config import llama4
 from actorium.gpu.families.llama_config import (
     causal_layer,
@@ -74,6 +75,7 @@ from actorium.gpu.families.mixture_config import (
     qwen2_moe,
 )
 from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.families.nemotron_config import nemotron_h
 from actorium.gpu.families.quant_config import (
     gguf_grouped,
     online_grouped,
@@ -169,10 +171,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "BambaForCausalLM": Architecture(bamba, parted_layer),
     "FalconH1ForCausalLM": Architecture(falcon_h1, parted_layer),
     "Lfm2ForCausalLM": Architecture(lfm2, parted_layer),
+    "Lfm2MoeForCausalLM": Architecture(lfm2_moe, parted_layer),
     "Mamba2ForCausalLM": Architecture(mamba2, parted_layer),
     "MambaForCausalLM": Architecture(mamba, parted_layer),
     "FalconMambaForCausalLM": Architecture(falcon_mamba, parted_layer),
     "JambaForCausalLM": Architecture(jamba, parted_layer),
+    "NemotronHForCausalLM": Architecture(nemotron_h, parted_layer),
+    "KimiLinearForCausalLM": Architecture(kimi_linear, parted_layer, names.KIMI),
     "Starcoder2ForCausalLM": Architecture(ln.starcoder2, causal_layer, names.FEED),
     "CohereForCausalLM": Architecture(ln.cohere, causal_layer),
     "Cohere2ForCausalLM": Architecture(ln.cohere2, causal_layer),

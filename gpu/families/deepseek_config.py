@@ -197,9 +197,10 @@ def grouped_experts(get: Fields, kind: Routing = Routing(), names: MixtureNames 
                                   factor=get.float("routed_scaling_factor"))
 
 
-def layers_behind(get: Fields, layers: int) -> tuple[int, ...]:
-    """Layers with experts: all but the first `first_k_dense_replace`."""
-    dense = get.raw.get("first_k_dense_replace")
+def layers_behind(get: Fields, layers: int,
+                  name: str = "first_k_dense_replace") -> tuple[int, ...]:
+    """Layers with experts: all but so many of the first."""
+    dense = get.raw.get(name)
     if isinstance(dense, bool) or not isinstance(dense, int) or not 0 <= dense <= MAX_INT:
-        raise get.bad("first_k_dense_replace", f"must be a number of layers, got {shown(dense)}")
+        raise get.bad(name, f"must be a number of layers, got {shown(dense)}")
     return tuple(range(dense, layers))

@@ -1,4 +1,4 @@
-"""LFM2: gated short convolutions in most layers, attention in the others."""
+"""LFM2, dense and of experts: gated short convolutions in most layers, attention in the others."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from actorium.gpu.families.decoder_config import Fields, completed, decoder_shape
-from actorium.gpu.families.model_shape import ConvShape, LayerParts, ModelShape
+from actorium.gpu.families.decoder_config import Fields, completed, decoder_shape, read_experts
+from actorium.gpu.families.deepseek_config import layers_behind
+from actorium.gpu.families.model_shape import (
+    ConvShape,
+    LayerParts,
+    MixtureNames,
+    ModelShape,
+    Routing,
+)
 from actorium.gpu.families.tensor_specs import layer_prefix
 
 LFM2: dict[str, Any] = {
@@ -18,6 +25,13 @@ LFM2: dict[str, Any] = {
     "block_auto_adjust_ff_dim": True, "rope_theta": 1e6,
 }
 """What a config of LFM2 leaves out, as in transformers."""
+LFM2_MOE: dict[str, Any] = {
+    **LFM2, "hidden_size": 2048, "intermediate_size": 7168, "moe_intermediate_size": 1792,
+    "num_dense_layers": 2, "num_experts": 32, "num_experts_per_tok": 4, "use_expert_bias": True,
+    "routed_scaling_factor": 1.0, "norm_topk_prob": True, "block_auto_adjust_ff_dim": False,
+}
+"""The same of LFM2 with experts."""
+EXPERTS = MixtureNames("", expert=("w1", "w3", "w2"))
 OLD = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
 """What old configs call these fields."""
 CONV, FULL = "conv", "full_attention"
@@ -25,8 +39,30 @@ CONV, FULL = "conv", "full_attention"
 
 def lfm2(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of LFM2's config."""
+    return _decoder(_fields(raw, where, LFM2), dtype)
+
+
+def lfm2_moe(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of the config of LFM2 with experts in all layers but the first `num_dense_layers`;
+    their scores are sigmoids, and a bias counts when they are chosen."""
+    get = _fields(raw, where, LFM2_MOE)
+    shape = _decoder(get, dtype)
+    sparse = layers_behind(get, shape.layers, "num_dense_layers")
+    names = EXPERTS._replace(bias="expert_bias" if get.flag("use_expert_bias") else "")
+    experts = read_experts(get, "num_experts", get.int("moe_intermediate_size"),
+                           get.flag("norm_topk_prob"), names=names)
+    return replace(
+        shape, experts=experts if sparse else None, sparse=sparse,
+        routing=Routing(factor=get.float("routed_scaling_factor"), added=1e-6) if sparse else None)
+
+
+def _fields(raw: dict[str, Any], where: Path, defaults: dict[str, Any]) -> Fields:
     raw = {**raw, **{new: raw[old] for old, new in OLD.items() if raw.get(old) is not None}}
-    get = Fields(completed(raw, {**LFM2, "rms_norm_eps": raw.get("norm_eps", 1e-5)}), where)
+    return Fields(completed(raw, {**defaults, "rms_norm_eps": raw.get("norm_eps", 1e-5)}), where)
+
+
+def _decoder(get: Fields, dtype: str) -> ModelShape:
+    raw = get.raw
     shape = decoder_shape(get, dtype)
     if raw.get("layer_types") is None:
         full = get.indices("full_attn_idxs", shape.layers)

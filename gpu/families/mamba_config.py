@@ -12,6 +12,7 @@ from actorium.actors.errors import shown
 from actorium.gpu.families.decoder_config import Fields, completed, decoder_shape
 from actorium.gpu.families.model_shape import (
     ConvShape,
+    KdaShape,
     LayerParts,
     MambaShape,
     ModelShape,
@@ -23,6 +24,9 @@ from actorium.gpu.families.tensor_specs import (
     attention_tensors,
     conv_tensors,
     dense_tensors,
+    grouped_mixture_tensors,
+    kda_tensors,
+    latent_tensors,
     layer_prefix,
     mamba_tensors,
     mixture_tensors,
@@ -143,8 +147,12 @@ def parted_layer(s: ModelShape, i: int, at: str) -> list[TensorSpec]:
     """Tensors of a layer that has the parts that `s.parts` says. at: is theirs to name."""
     parts = s.parts[i]
     specs = norm_tensors("", s, [name for name in (parts.norm, parts.mlp_norm) if name])
-    if parts.attention:
+    if parts.attention and s.latent is not None:
+        specs += latent_tensors(parts.attention, s, s.latent)
+    elif parts.attention:
         specs += attention_tensors(parts.attention, s)
+    if parts.recurrent and isinstance(s.recurrence, KdaShape):
+        specs += kda_tensors(parts.recurrent, s.recurrence, s.hidden)
     if parts.recurrent and isinstance(s.recurrence, MambaShape):
         specs += mamba_tensors(parts.recurrent, s.recurrence, s.hidden)
     if parts.recurrent and isinstance(s.recurrence, ConvShape):
@@ -152,7 +160,8 @@ def parted_layer(s: ModelShape, i: int, at: str) -> list[TensorSpec]:
     if parts.recurrent and isinstance(s.recurrence, ScanShape):
         specs += scan_tensors(parts.recurrent, s.recurrence, s.hidden)
     if parts.mlp and i in s.sparse and s.experts:
-        specs += mixture_tensors(parts.mlp, s.hidden, s.experts)
+        mixture = grouped_mixture_tensors if s.routing else mixture_tensors
+        specs += mixture(parts.mlp, s.hidden, s.experts)
     elif parts.mlp:
         specs += dense_tensors(parts.mlp, s.hidden, s.intermediate, s.mlp_bias, s.dense_names)
     return specs

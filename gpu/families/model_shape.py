@@ -244,7 +244,43 @@ class ScanShape(NamedTuple):
         return self._replace(channels=_part(self.channels, tp, "channels of Mamba"))
 
 
-RecurrentShape = DeltaShape | MambaShape | ConvShape | ScanShape
+class KdaShape(NamedTuple):
+    """A layer of Kimi Delta Attention."""
+
+    heads: int
+    head_dim: int
+    width: int
+    """Of the convolution."""
+
+    @property
+    def kind(self) -> str:
+        """Name of the layer, for people."""
+        return "Kimi Delta Attention"
+
+    @property
+    def inner(self) -> int:
+        """Width of all heads together."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: queries, keys and values."""
+        return 3 * self.inner
+
+    @property
+    def state(self) -> StateShape:
+        """What the layer keeps: [H, V, K], and columns; its inputs are those, beta, and the latent
+        of the decays."""
+        return StateShape((self.heads, self.head_dim, self.head_dim),
+                          (self.width - 1, self.channels),
+                          self.channels + self.heads + self.head_dim)
+
+    def split(self, tp: int) -> KdaShape:
+        """One GPU's heads; see `ModelShape.split`."""
+        return self._replace(heads=_part(self.heads, tp, "heads of Kimi Delta Attention"))
+
+
+RecurrentShape = DeltaShape | MambaShape | ConvShape | ScanShape | KdaShape
 """Of the layers with a recurrent state: every kind has a `width`, of its convolution, and a
 `state`, what a layer keeps of a sequence."""
 
@@ -255,8 +291,9 @@ class MixtureNames(NamedTuple):
     at: str = "mlp."
     """What their names begin with in a layer."""
     router: str = "gate"
-    expert: tuple[str, str, str] = GATED
-    """An expert's projections."""
+    expert: tuple[str, ...] = GATED
+    """An expert's projections; of two, the first has no gate, and its activation is squared ReLU.
+    """
     stacked: tuple[str, ...] = ("experts.gate_up_proj", "experts.down_proj")
     """Those of all experts in one, gate and up together; (): no checkpoint has them so."""
     turned: bool = False
@@ -290,6 +327,9 @@ class ExpertShape(NamedTuple):
     """The router and the experts' projections have biases."""
     clamp: tuple[float, float] | None = None
     """(alpha, limit) of a clamped SwiGLU (`activation.clamped_swiglu`); None: a plain one."""
+    latent: int = 0
+    """Width of what the experts take and give, which two projections make of hidden states and
+    back; 0 = hidden states."""
 
 
 class Routing(NamedTuple):
@@ -307,6 +347,8 @@ class Routing(NamedTuple):
     """Of a group's experts, the sum of whose scores says how good the group is."""
     least: float = 0.0
     """Of the sum that weights are divided by."""
+    added: float = 1e-20
+    """To that sum."""
     on_input: bool = False
     """The weights multiply what goes into the experts, not what they give."""
 
@@ -472,7 +514,7 @@ class ModelShape:
     layer_norms: LayerNorms = LayerNorms()
     parts: tuple[LayerParts, ...] = ()
     """Of each layer, for families whose layers differ in them; (): each has a mixer and an MLP."""
-    dense_names: tuple[str, str, str] = GATED
+    dense_names: tuple[str, ...] = GATED
     """What a dense MLP's projections are called, where `parts` say where it is."""
     multipliers: Multipliers | None = None
     """None: all are 1."""

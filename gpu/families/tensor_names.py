@@ -41,3 +41,5 @@ OPT: Renames = (
     (r"\.final_layer_norm\.", ".post_attention_layernorm."),
     (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."), (r"\.fc1\.", ".mlp.up_proj."),
     (r"\.fc2\.", ".mlp.down_proj."))
+KIMI: Renames = ((r"\.block_sparse_moe\.", ".mlp."), (r"\.self_attn\.forget_gate\.", ".self_attn."))
+"""Of Kimi Linear, which `parted_layer` names."""

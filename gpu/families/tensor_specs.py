@@ -13,6 +13,7 @@ from actorium.gpu.families.model_shape import (
     ConvShape,
     DeltaShape,
     ExpertShape,
+    KdaShape,
     LatentShape,
     MambaShape,
     ModelShape,
@@ -274,6 +275,23 @@ def scan_tensors(at: str, s: ScanShape, hidden: int) -> list[TensorSpec]:
     return [*specs, TensorSpec(f"{at}conv1d.bias", (s.channels,))] if s.conv_bias else specs
 
 
+def kda_tensors(at: str, s: KdaShape, hidden: int) -> list[TensorSpec]:
+    """Kimi Delta Attention; the latents every GPU has whole."""
+    into = Projection("in_proj", mixed=True)
+    rows = {**dict.fromkeys("qkv", s.inner), "b": s.heads, "f_a": s.head_dim, "g_a": s.head_dim}
+    return [
+        *(spec for name, count in rows.items()
+          for spec in linear_tensors(f"{at}{name}_proj", count, hidden, False, into)),
+        *(TensorSpec(f"{at}{name}_conv1d.weight", (s.inner, 1, s.width)) for name in "qkv"),
+        *(spec for name in "fg"
+          for spec in linear_tensors(f"{at}{name}_b_proj", s.inner, s.head_dim)),
+        TensorSpec(f"{at}dt_bias", (s.inner,), "float32"),
+        TensorSpec(f"{at}A_log", (s.heads,), "float32"),
+        TensorSpec(f"{at}o_norm.weight", (s.head_dim,)),
+        *linear_tensors(f"{at}o_proj", hidden, s.inner),
+    ]
+
+
 # --- MLPs ----------------------------------------------------------------------------------------
 
 def dense_tensors(at: str, hidden: int, size: int, bias: bool = False,
@@ -305,8 +323,15 @@ def grouped_mixture_tensors(at: str, hidden: int, s: ExpertShape) -> list[Tensor
     if names.bias:
         rows = (1, s.number) if names.bias_row else (s.number,)
         specs.append(TensorSpec(f"{at}{names.bias}", rows, "float32"))
-    specs += _experts(at, hidden, s)
-    return [*specs, *dense_tensors(f"{at}{names.shared}", hidden, s.shared)] if s.shared else specs
+    specs += _experts(at, s.latent or hidden, s)
+    if s.latent:
+        specs += [*linear_tensors(f"{at}fc1_latent_proj", s.latent, hidden),
+                  *linear_tensors(f"{at}fc2_latent_proj", hidden, s.latent)]
+    if s.shared:
+        gated = len(names.expert) == len(GATED)
+        specs += dense_tensors(f"{at}{names.shared}", hidden, s.shared,
+                               names=GATED if gated else names.expert)
+    return specs
 
 
 def layer_mlp_tensors(at: str, s: ModelShape, i: int) -> list[TensorSpec]:

@@ -25,9 +25,6 @@ from actorium.kernels.reference.experts import ExpertExtras, Experts, route_grou
 from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.scaled_linear import has_products, is_packed
 
-SMALLEST = 1e-20
-"""Added to the sum that weights are divided by."""
-
 
 def mixture_fused(at: str, hidden: int, s: ExpertShape) -> list[Fused]:
     """How checkpoints stack all experts of the layer whose names begin with `at`; those of Qwen3-VL
@@ -35,7 +32,8 @@ def mixture_fused(at: str, hidden: int, s: ExpertShape) -> list[Fused]:
     if not s.names.stacked:
         return []
     at, (gate_up, down), (*two, one) = f"{at}{s.names.at}", s.names.stacked, s.names.expert
-    own = ((gate_up, tuple(two), (s.number, 2 * s.size, hidden)),
+    hidden = s.latent or hidden
+    own = ((gate_up, tuple(two), (s.number, len(two) * s.size, hidden)),
            (down, (one,), (s.number, hidden, s.size)))
     if not s.names.alternating:
         return [_stacked(at, *each, s.names.turned) for each in own]
@@ -110,7 +108,7 @@ class Dense:
 
 
 def dense(w: LayerWeights, bias: bool = False, activation: str = "silu",
-          names: tuple[str, str, str] = GATED) -> Dense:
+          names: tuple[str, ...] = GATED) -> Dense:
     """The MLP of these weights."""
     gate, up, down = names
     return Dense(w.gated(bias, activation, gate, up), w.summed(bias, down), activation)
@@ -144,6 +142,10 @@ class Ungated:
     def forward(self, x: Tensor) -> Tensor:
         return ops.linear(ops.activate(ops.linear(x, self.up), self.activation), self.down)
 
+    def __call__(self, x: Input) -> Tensor:
+        """As one of many experts: [n, hidden] -> [n, hidden]."""
+        return self.down(self.activation(self.up(x)))
+
 
 def ungated(w: LayerWeights, s: ModelShape) -> Ungated:
     """The MLP of these weights."""
@@ -153,6 +155,12 @@ def ungated(w: LayerWeights, s: ModelShape) -> Ungated:
         alphas = above, BETA + below
     return Ungated(w.linear(s.mlp_bias, up), w.summed(s.mlp_bias, down),
                    w.ops.activation(s.activation, alphas))
+
+
+def squared(w: LayerWeights, names: tuple[str, ...]) -> Ungated:
+    """That of an expert without a gate, or one that all tokens go through."""
+    up, down = names
+    return Ungated(w.linear(False, up), w.summed(False, down), w.ops.activation("relu2"))
 
 
 @dataclass(slots=True)
@@ -194,7 +202,7 @@ class Mixture:
 def experts(w: LayerWeights, s: ExpertShape) -> Experts:
     """Those of these weights; grouped on the device where the kernels can, and all of them are in
     the model's dtype, or in FP8 of which the device has products."""
-    own, (gate, up, down) = [w.under(f"experts.{e}.") for e in range(s.number)], s.names.expert
+    own, (*wide, down) = [w.under(f"experts.{e}.") for e in range(s.number)], s.names.expert
     kinds = {each.dtype(name) for each in own for name in s.names.expert}
     weight = own[0].tensors[f"{own[0].prefix}{down}.weight"]
     plain_gate = not (s.bias or s.clamp)
@@ -204,12 +212,14 @@ def experts(w: LayerWeights, s: ExpertShape) -> Experts:
     if s.bias and w.group.place.rank:  # the first rank adds those of down
         for each in own:
             each.put(f"{down}.bias", torch.zeros_like(each.pop(f"{down}.bias")))
+    if len(wide) == 1:
+        return _squared_experts(w, own, s.names.expert, served)
     if w.ops.groups_experts and kinds == {ROWS} and _in_fp4(own[0], s):
-        return w.ops.experts_fp4(_stacked_fp4(own, gate, up), _stacked_fp4(own, down),
+        return w.ops.experts_fp4(_stacked_fp4(own, *wide), _stacked_fp4(own, down),
                                  _extras(own, s))
     if not w.ops.groups_experts or not served:
         return w.ops.experts_of([expert(each.parts(), s) for each in own])
-    gate_up = torch.stack([each.pop(f"{gate}.weight", f"{up}.weight") for each in own])
+    gate_up = torch.stack([each.pop(*(f"{name}.weight" for name in wide)) for each in own])
     return w.ops.experts(gate_up, torch.stack([each.pop(f"{down}.weight") for each in own]),
                          _extras(own, s))
 
@@ -228,11 +238,20 @@ def _stacked_fp4(own: Sequence[LayerWeights], *names: str) -> Fp4Weight:
 
 
 def _extras(own: Sequence[LayerWeights], s: ExpertShape) -> ExpertExtras:
-    gate, up, down = (f"{name}.bias" for name in s.names.expert)
     if not s.bias:
         return ExpertExtras(clamp=s.clamp)
-    return ExpertExtras(torch.stack([each.pop(gate, up) for each in own]),
+    *wide, down = (f"{name}.bias" for name in s.names.expert)
+    return ExpertExtras(torch.stack([each.pop(*wide) for each in own]),
                         torch.stack([each.pop(down) for each in own]), s.clamp)
+
+
+def _squared_experts(w: LayerWeights, own: list[LayerWeights], names: tuple[str, ...],
+                     served: bool) -> Experts:
+    """Those without a gate, which are grouped in the model's dtype alone."""
+    if not w.ops.groups_experts or not served or own[0].dtype(names[0]).itemsize == 1:
+        return w.ops.each_expert([squared(each.parts(), names) for each in own])
+    return w.ops.squared_experts(*(torch.stack([each.pop(f"{name}.weight") for each in own])
+                                   for name in names))
 
 
 def mixture(w: LayerWeights, s: ExpertShape) -> Mixture:
@@ -258,9 +277,11 @@ class GroupedMixture:
     bias: Tensor | None
     """f32[E]: on the scores, when experts are chosen."""
     experts: Experts
-    shared: Dense | None
+    shared: Dense | Ungated | None
     total: RankGroup | MixtureSum | None
     """See `Mixture`."""
+    latent: tuple[Linear, Linear] | None = None
+    """To what the experts take, and back."""
 
     @property
     def waits(self) -> bool:
@@ -281,6 +302,9 @@ class GroupedMixture:
     def route(self, x: Input) -> Tensor:
         """What the chosen experts give, weighted: [T, hidden]."""
         weights, chosen = self.choose(plain(x))
+        if self.latent is not None:
+            into, out_of = self.latent
+            return out_of(self.experts(into(x), weights.to(x.dtype), chosen))
         if not self.routing.on_input:
             return self.experts(x, weights.to(x.dtype), chosen)
         rows = (plain(x).unsqueeze(1) * weights.to(x.dtype).unsqueeze(2)).flatten(0, 1)
@@ -295,7 +319,7 @@ class GroupedMixture:
         weights, chosen = route_groups(scores, self.bias, r.groups, r.chosen_groups, s.chosen,
                                        r.best)
         if s.normalised:
-            total = weights.sum(-1, keepdim=True) + SMALLEST
+            total = weights.sum(-1, keepdim=True) + r.added
             weights = weights / (total.clamp_min(r.least) if r.least else total)
         return weights * r.factor, chosen
 
@@ -303,10 +327,15 @@ class GroupedMixture:
 def grouped_mixture(w: LayerWeights, s: ExpertShape, routing: Routing) -> GroupedMixture:
     """The mixture of a layer's weights."""
     w, names = w.under(s.names.at), s.names
-    return GroupedMixture(
-        s, routing, w.ops, w.ops.float_linear(w.pop(f"{names.router}.weight")),
-        w.pop(names.bias).flatten() if names.bias else None, experts(w, s),
-        dense(w.under(names.shared).parts()) if s.shared else None, w.mixture_sum())
+    router = w.ops.float_linear(w.pop(f"{names.router}.weight"))
+    bias, shared = w.pop(names.bias).flatten() if names.bias else None, None
+    if s.shared:
+        inner = w.under(names.shared).parts()
+        shared = dense(inner) if len(names.expert) > 2 else squared(inner, names.expert)
+    latent = (w.linear(False, "fc1_latent_proj"), w.linear(False, "fc2_latent_proj"))\
+        if s.latent else None
+    return GroupedMixture(s, routing, w.ops, router, bias, experts(w, s), shared, w.mixture_sum(),
+                          latent)
 
 
 def layer_mlp(w: LayerWeights, s: ModelShape, i: int) -> Dense | Mixture | GroupedMixture:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from actorium.gpu.families.model_shape import (
     ConvShape,
+    KdaShape,
     LayerParts,
     MambaShape,
     ModelShape,
@@ -19,10 +20,20 @@ from actorium.gpu.families.model_shape import (
 )
 from actorium.gpu.models.attention import Attention, attention
 from actorium.gpu.models.decoder import Decoder, Layer, Mixer, Mlp
+from actorium.gpu.models.deepseek import latent_attention
 from actorium.gpu.models.forward_context import ForwardContext
+from actorium.gpu.models.kda import kda, kda_fused
 from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.models.mamba1 import mamba1
-from actorium.gpu.models.mlp import Dense, dense, mixture, mixture_fused
+from actorium.gpu.models.mlp import (
+    Dense,
+    Ungated,
+    dense,
+    grouped_mixture,
+    mixture,
+    mixture_fused,
+    ungated,
+)
 from actorium.gpu.models.recurrent import RecurrentLayer, mamba2
 from actorium.gpu.models.short_conv import short_conv
 from actorium.gpu.parallel.split_layers import SummedLinear
@@ -42,6 +53,8 @@ class PartedLM(Decoder):
     def layer_fused(s: ModelShape, i: int, at: str) -> list[Fused]:
         found, mlp = s.parts[i].attention, s.parts[i].mlp
         fused = mixture_fused(mlp, s.hidden, s.experts) if i in s.sparse and s.experts else []
+        if s.parts[i].recurrent and isinstance(s.recurrence, KdaShape):
+            fused += kda_fused(s.parts[i].recurrent, s.recurrence)
         if not found:
             return fused
         for theirs, ours, shape in (("out_proj", "o_proj", (s.hidden, s.q_size)),
@@ -56,7 +69,9 @@ class PartedLM(Decoder):
         parts = s.parts[i]
         mlp: Mlp | None = None
         if parts.mlp and i in s.sparse and s.experts:
-            mlp = mixture(w.at(parts.mlp), s.experts)
+            inner = w.at(parts.mlp)
+            mlp = (grouped_mixture(inner, s.experts, s.routing) if s.routing
+                   else mixture(inner, s.experts))
         elif parts.mlp:
             mlp = self._mlp(w.at(parts.mlp))
         return Layer(self._mixer(w, i, parts), mlp, s.norm_eps, w.norm(parts.norm),
@@ -64,6 +79,8 @@ class PartedLM(Decoder):
 
     def _mixer(self, w: LayerWeights, i: int, parts: LayerParts) -> Mixer:
         s = self.shape
+        if not parts.recurrent and s.latent is not None:
+            return latent_attention(w.at(parts.attention), s, i)
         if not parts.recurrent:
             return attention(w.at(parts.attention), s, i)
         recurrent = recurrent_layer(w.at(parts.recurrent), s, s.recurrent.index(i))
@@ -90,8 +107,10 @@ class PartedLM(Decoder):
                                         joined if group is None else SummedLinear(joined, group),
                                         r.inner + r.channels + r.heads)
 
-    def _mlp(self, w: LayerWeights) -> Dense:
+    def _mlp(self, w: LayerWeights) -> Dense | Ungated:
         s, m = self.shape, self.shape.multipliers
+        if not s.gated:
+            return ungated(w, s)
         if m is None:
             return dense(w, s.mlp_bias, s.activation, s.dense_names)
         *first, down = s.dense_names
@@ -120,6 +139,8 @@ def recurrent_layer(w: LayerWeights, s: ModelShape, index: int) -> RecurrentLaye
     """The layer of these weights; index: among the recurrent ones."""
     if isinstance(s.recurrence, ConvShape):
         return short_conv(w, s.recurrence, index)
+    if isinstance(s.recurrence, KdaShape):
+        return kda(w, s.recurrence, s.norm_eps, index)
     if isinstance(s.recurrence, ScanShape):
         return mamba1(w, s.recurrence, index)
     assert isinstance(s.recurrence, MambaShape)

@@ -60,7 +60,8 @@ NESTED = (("language_model.model.", "model."), ("model.language_model.", "model.
           ("embed_tokens.", "model.embed_tokens."), ("layers.", "model.layers."),
           ("norm.", "model.norm."), ("model.final_layernorm.", "model.norm."),
           ("model.embedding_norm.", "model.norm."), ("backbone.norm_f.", "model.norm."),
-          ("backbone.embeddings.", "model.embed_tokens."), ("backbone.layers.", "model.layers."))
+          ("backbone.embeddings.", "model.embed_tokens."), ("backbone.layers.", "model.layers."),
+          ("model.norm_f.", "model.norm."), ("model.embeddings.", "model.embed_tokens."))
 """Where checkpoints of text and images have their language model, and what it is called alone; the
 tower; what is called otherwise in those of a model without its head; and what some families call
 all but their layers' parts."""

@@ -12,6 +12,7 @@ from typing import Any
 from actorium.actors.errors import BadConfig
 from actorium.gpu.attention.attention_backend import NativeAttention, TritonAttention
 from actorium.gpu.models.decoder import Decoder, LoadedModel
+from actorium.gpu.models.kda import Kda
 from actorium.gpu.models.mamba1 import Mamba1
 from actorium.gpu.models.mlp import GroupedMixture
 from actorium.gpu.models.parted import RecurrentBesideAttention
@@ -76,7 +77,7 @@ def _by_steps(layer: RecurrentLayer) -> bool:
     """Whether its prompts go token by token, by the kernel of its decodes."""
     if isinstance(layer, GatedDelta):
         return layer.native is not None and layer.native.exact
-    return isinstance(layer, Mamba1 | Mamba2 | ShortConv) and layer.native is not None
+    return isinstance(layer, Kda | Mamba1 | Mamba2 | ShortConv) and layer.native is not None
 
 
 def require_exact(model: LoadedModel, asked: str) -> None:

@@ -1,5 +1,5 @@
 """A Mamba-2 layer in C: convolution, time steps and recurrence in one call, and the gated norm; a
-convolution alone; and the scan of Mamba."""
+convolution alone; the scan of Mamba; and Kimi Delta Attention."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 from actorium.kernels.cpu.delta_native import MAX_WIDTH, Runs
 from actorium.kernels.reference.ssd import SSDSizes
 
-MAX_STATE = 64
-"""Of `scan.c`."""
+MAX_STATE, MAX_HEAD = 64, 256
+"""Of `scan.c`, and of `kda.c`."""
 
 
 class NativeMamba:
@@ -124,12 +124,45 @@ class NativeScan:
         return self.extend(inputs, states, single_tokens(rows))
 
 
+class NativeKda:
+    """qkv: f32[T, 3 * H * D], convolved; f, what decays are made of: bf16[T, H * D]; b, what beta
+    is made of: bf16[T, H], all contiguous; states: f32 or bf16[rows, H, D, D], in place. Prompts
+    and decodes have the same bits."""
+
+    def __init__(self, lib: ctypes.CDLL, threads: int, decay: Tensor, bias: Tensor) -> None:
+        """decay: f32[H]; bias: f32[H * D]."""
+        self.lib, self.threads = lib, threads
+        self.heads, self.dim = len(decay), len(bias) // len(decay)
+        self._held = [decay.contiguous(), bias.contiguous()]
+        self._weights = [t.data_ptr() for t in self._held]
+
+    def extend(self, inputs: Sequence[Tensor], states: Tensor, plan: Runs) -> Tensor:
+        """Many tokens a sequence; states are kept where the plan says. inputs: qkv, f, b ->
+        f32[T, H, D]."""
+        y = torch.empty((len(inputs[0]), self.heads, self.dim))
+        self.lib.kda_steps(
+            *(own.data_ptr() for own in inputs), plan.number, plan.runs.data_ptr(),
+            plan.saves.data_ptr(), plan.starts.data_ptr(), states.data_ptr(), *self._weights,
+            y.data_ptr(), self.heads, self.dim, states.dtype is torch.bfloat16, self.threads)
+        return y
+
+    def step(self, inputs: Sequence[Tensor], states: Tensor, rows: Tensor) -> Tensor:
+        """One token a sequence: f32[T, H, D]. rows: i64[T], below 0 for padding, which gives zeros.
+        """
+        return self.extend(inputs, states, single_tokens(rows))
+
+
 def single_tokens(rows: Tensor) -> Runs:
     """The plan of one token for each of these rows, i64[T]."""
     count = len(rows)
     runs = torch.stack((torch.arange(count), torch.ones_like(rows), rows), 1)
     return Runs(count, runs, torch.zeros((1, 2), dtype=torch.int64),
                 torch.zeros(count + 1, dtype=torch.int64))
+
+
+def can_run_kda(width: int, head_dim: int) -> bool:
+    """Whether the C kernels take these sizes."""
+    return width <= MAX_WIDTH and head_dim <= MAX_HEAD
 
 
 def can_run_scan(width: int, state_dim: int) -> bool:

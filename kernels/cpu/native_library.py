@@ -64,6 +64,7 @@ SIGNATURES = {
     "mamba_steps": [c_void_p] + [c_int64] * 3 + _POINTER * 14 + [c_float] * 2 + [c_int],
     "conv_steps": [c_void_p] + [c_int64] * 3 + _POINTER * 8 + [c_int64] + [c_int] * 3,
     "scan_steps": _POINTER * 4 + [c_int64] + _POINTER * 8 + [c_int64] + [c_int] * 3,
+    "kda_steps": _POINTER * 3 + [c_int64] + _POINTER * 7 + [c_int] * 4,
     "norm_gated": _POINTER * 3 + [c_int64, c_void_p, c_int64] + [c_int] * 2 + [c_float, c_int],
     "linear": _POINTER * 5 + [c_int64, c_int, c_int, c_int],
     "linear_histogram": [c_void_p, c_int64, c_int64, c_void_p],

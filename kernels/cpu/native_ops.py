@@ -147,6 +147,9 @@ class NativeOps(TorchOps):
         joined = one_call([each.gate_up for each in own], [each.down for each in own])
         return EachExpert(own, self.combine) if joined is None else joined
 
+    def each_expert(self, own: Sequence[Callable[[Tensor], Tensor]]) -> Experts:
+        return EachExpert(own, self.combine)
+
     def combine(self, weights: Tensor, outs: Tensor) -> Tensor:
         """See `reference.experts.combine`: of bf16 a row has the same bits among any others."""
         if not weights.dtype == outs.dtype == torch.bfloat16:

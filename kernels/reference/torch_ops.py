@@ -35,6 +35,7 @@ from actorium.kernels.reference.experts import (
     Experts,
 )
 from actorium.kernels.reference.gated_norm import gated_norm, norm_gated
+from actorium.kernels.reference.kda import kda_extend, kda_step
 from actorium.kernels.reference.kv import write_kv
 from actorium.kernels.reference.latent import HeadProducts
 from actorium.kernels.reference.logprobs import logprobs
@@ -144,6 +145,15 @@ class TorchOps:
         """Experts of which each has its products from this backend already."""
         return EachExpert(own)
 
+    def each_expert(self, own: Sequence[Callable[[Tensor], Tensor]]) -> Experts:
+        """Experts of any kind, one after the other."""
+        return EachExpert(own)
+
+    def squared_experts(self, up: Tensor, down: Tensor) -> Experts:
+        """Experts without a gate, whose activation is the square of what is above 0. up: [E, I, H];
+        down: [E, H, I]. Raises `TypeError` unless `groups_experts`."""
+        raise TypeError(f"{self.name}: experts are run one by one")
+
     def tune(self, device: torch.device, rehearsal: bool = False) -> None:
         """Choose among ways to run the products that steps so far have run, by measuring. Waits
         for the device. rehearsal: run each of them once instead, and forget the products."""
@@ -230,6 +240,8 @@ class TorchOps:
     conv_extend = staticmethod(conv_extend)
     conv_step = staticmethod(conv_step)
     conv_tokens = staticmethod(conv_tokens)
+    kda_extend = staticmethod(kda_extend)
+    kda_step = staticmethod(kda_step)
     scan_extend = staticmethod(scan_extend)
     scan_step = staticmethod(scan_step)
 

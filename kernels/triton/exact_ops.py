@@ -8,6 +8,8 @@ work row by row anyway.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -66,6 +68,14 @@ class ExactTritonOps(TritonOps):
 
     def experts_fp4(self, gate_up: Fp4Weight, down: Fp4Weight, extras: ExpertExtras) -> Experts:
         return ExactExperts(Fp4Experts(gate_up, down, extras))
+
+    def squared_experts(self, up: Tensor, down: Tensor) -> Experts:
+        self.inexact.add("experts without a gate")
+        return super().squared_experts(up, down)
+
+    def each_expert(self, own: Sequence[Callable[[Tensor], Tensor]]) -> Experts:
+        self.inexact.add("experts without a gate")
+        return super().each_expert(own)
 
     def experts_of(self, own: list[ExpertProducts]) -> Experts:  # type: ignore[override]
         self.inexact.add("experts, whose rows are shared out among products, and summed, by torch")

@@ -8,6 +8,7 @@ rows end, and those that are left over end at once.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
@@ -203,3 +204,23 @@ class GroupedExperts(SortedExperts[Tensor]):
             WIDE=wide(x.dtype), EXPERTS=experts, E_BLOCK=triton.next_power_of_2(experts),
             ROWS=t.rows, OUTS=t.outs, COLUMNS=t.columns, ALPHA=alpha, LIMIT=limit,
             num_warps=t.warps, num_stages=t.stages)
+
+
+class SquaredExperts(GroupedExperts):
+    """Experts without a gate; see `TorchOps.squared_experts`. Their first product is of rows that
+    are sorted already, as that of the second."""
+
+    def __init__(self, up: Tensor, down: Tensor, act: Callable[[Tensor], Tensor]) -> None:
+        """up: [E, I, H]; down: [E, H, I]."""
+        super().__init__(up, down)
+        self.act = act
+
+    def results(self, x: Input, order: Tensor, ends: Tensor, chosen: int) -> Tensor:
+        x = plain(x)
+        if not len(order):
+            return x[:0]
+        inner = torch.empty((len(order), self.inner), dtype=x.dtype, device=x.device)
+        outs = torch.empty((len(order), x.shape[1]), dtype=x.dtype, device=x.device)
+        self.launch(x.index_select(0, order // chosen), order, ends, self.gate_up, inner, 0)
+        self.launch(self.act(inner).index_select(0, order), order, ends, self.down, outs, 0)
+        return outs

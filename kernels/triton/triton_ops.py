@@ -29,12 +29,13 @@ from actorium.kernels.triton.commit import commit, commit_likeliest
 from actorium.kernels.triton.delta import delta_step, delta_window
 from actorium.kernels.triton.delta_extend import delta_extend
 from actorium.kernels.triton.draw import choose
-from actorium.kernels.triton.experts import GroupedExperts
+from actorium.kernels.triton.experts import GroupedExperts, SquaredExperts
 from actorium.kernels.triton.fill import fill
 from actorium.kernels.triton.fp4_experts import Fp4Experts
 from actorium.kernels.triton.gated_norm import gated_norm, norm_gated
 from actorium.kernels.triton.grouped_mm import TritonGrouped, TritonGroupedGated, can_serve
 from actorium.kernels.triton.int8_mm import TritonInt8, has_row_scales
+from actorium.kernels.triton.kda import kda_extend, kda_step
 from actorium.kernels.triton.logprobs import logprobs
 from actorium.kernels.triton.masks import mask
 from actorium.kernels.triton.norm import add_rms_norm, layer_norm, rms_norm, rms_norm_add
@@ -104,6 +105,8 @@ class TritonOps(TorchOps):
     conv_extend = staticmethod(conv_extend)
     conv_step = staticmethod(conv_step)
     conv_tokens = staticmethod(conv_tokens)
+    kda_extend = staticmethod(kda_extend)
+    kda_step = staticmethod(kda_step)
     scan_extend = staticmethod(scan_extend)
     scan_step = staticmethod(scan_step)
     delta_extend = staticmethod(delta_extend)
@@ -173,6 +176,9 @@ class TritonOps(TorchOps):
 
     def experts_fp4(self, gate_up: Fp4Weight, down: Fp4Weight, extras: ExpertExtras) -> Experts:
         return Fp4Experts(gate_up, down, extras)
+
+    def squared_experts(self, up: Tensor, down: Tensor) -> Experts:
+        return SquaredExperts(up, down, self.activation("relu2"))
 
     @property
     def sampling(self) -> SamplingOps:

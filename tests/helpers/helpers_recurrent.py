@@ -31,12 +31,28 @@ FAMILIES: dict[str, dict[str, Any]] = {
                             "ssm_in_multiplier": 1.3, "ssm_out_multiplier": 0.6},
     "Lfm2ForCausalLM": {**BASE, "norm_eps": 1e-4, "block_multiple_of": 24, "layer_types": [
         "conv", "conv", "full_attention", "conv"]},
+    "Lfm2MoeForCausalLM": {**BASE, "norm_eps": 1e-4, "num_dense_layers": 1, "num_experts": 6,
+                           "num_experts_per_tok": 2, "moe_intermediate_size": 40,
+                           "layer_types": ["conv", "conv", "full_attention", "conv"]},
     "Mamba2ForCausalLM": {**ALONE, "num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 24,
                           "chunk_size": 32},
     "MambaForCausalLM": ALONE,
     "FalconMambaForCausalLM": ALONE,
     "JambaForCausalLM": {**BASE, "rms_norm_eps": 1e-4, "attn_layer_period": 3,
                          "attn_layer_offset": 2, "num_experts": 6, "num_experts_per_tok": 2},
+    "NemotronHForCausalLM": {
+        **{name: value for name, value in BASE.items() if name != "num_hidden_layers"},
+        "hybrid_override_pattern": "M-M*-ME", "head_dim": 16, "mamba_num_heads": 8,
+        "mamba_head_dim": 12, "n_groups": 2, "ssm_state_size": 24, "chunk_size": 32,
+        "time_step_min": 1e-20, "n_routed_experts": 6, "moe_intermediate_size": 40,
+        "moe_shared_expert_intermediate_size": 56, "layer_norm_epsilon": 1e-4},
+    "KimiLinearForCausalLM": {
+        **{name: value for name, value in BASE.items() if name != "num_key_value_heads"},
+        "num_key_value_heads": 4, "q_lora_rank": None, "kv_lora_rank": 20, "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8, "v_head_dim": 10, "moe_intermediate_size": 40,
+        "num_local_experts": 6, "num_experts_per_tok": 2, "linear_head_dim": 16,
+        "linear_num_heads": 4, "rms_norm_eps": 1e-4, "layer_types": [
+            "linear_attention", "linear_attention", "full_attention", "linear_attention"]},
 }
 """Fields of a tiny config, by architecture."""
 
@@ -63,6 +79,9 @@ def recurrent_model(architecture: str, seed: int = 0, **options: Any) -> Any:
                 p.normal_(1.0, 0.15)
             else:
                 p.normal_(0.0, 0.5 if "conv" in name and "proj" not in name else 0.08)
+        for name, p in model.named_buffers():
+            if name.endswith(("expert_bias", "correction_bias")):
+                p.normal_(0.0, 0.2)
     return model
 
 

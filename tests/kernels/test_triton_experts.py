@@ -4,6 +4,7 @@ for Hopper, on a CUDA device, and in whole models."""
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ from actorium.kernels.triton.device_limits import HOPPER
 from actorium.kernels.triton.experts import GroupedExperts, tile
 from actorium.kernels.triton.fp4_experts import Fp4Experts
 from actorium.kernels.triton.scaled_experts import ScaledExperts
+from actorium.kernels.triton.triton_ops import TritonOps
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 interpreted = pytest.mark.skipif(bool(triton_fault(CPU)), reason="Triton compiles for CUDA here")
@@ -131,6 +133,19 @@ def test_experts_in_mxfp4(rows: int, dtype: torch.dtype, plain: bool) -> None:
 def test_in_bf16() -> None:
     layer = Layer(21, 5, 2, 40, 24, torch.bfloat16)
     layer.check(GroupedExperts(layer.gate_up, layer.down), 1e-2)
+
+
+@interpreted
+@pytest.mark.parametrize("rows", [0, 1, 21])
+def test_without_a_gate(rows: int) -> None:
+    """As each expert's products in turn; the first has half of these rows."""
+    layer = Layer(rows, 5, 2, 40, 24, torch.float32)
+    up = layer.gate_up[:, :24].contiguous()
+    got = TritonOps().squared_experts(up, layer.down)(layer.x, layer.weights, layer.chosen)
+    each = EachExpert([partial(lambda one, two, x: (x @ one.T).relu().square() @ two.T, *own)
+                       for own in zip(up, layer.down, strict=True)])
+    want = each(layer.x, layer.weights, layer.chosen)[:, :40]
+    torch.testing.assert_close(got, want[:rows], rtol=1e-4, atol=1e-4)
 
 
 @interpreted

@@ -15,6 +15,9 @@ from helpers_parity import ATOL, Case, alone, tokens
 from helpers_recurrent import FAMILIES, write_recurrent
 
 BAMBA, FALCON, LFM2 = "BambaForCausalLM", "FalconH1ForCausalLM", "Lfm2ForCausalLM"
+NEMOTRON = "NemotronHForCausalLM"
+KIMI = "KimiLinearForCausalLM"
+LFM_MOE = "Lfm2MoeForCausalLM"
 MAMBA2, MAMBA, JAMBA = "Mamba2ForCausalLM", "MambaForCausalLM", "JambaForCausalLM"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bamba": (BAMBA, {}),
@@ -39,6 +42,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "conv_L_cache": 4, "block_ffn_dim_multiplier": 1.3, "tie_word_embeddings": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
     "lfm2-own-width": (LFM2, {"block_auto_adjust_ff_dim": False, "conv_L_cache": 2}),
+    "lfmmoe": (LFM_MOE, {}),
+    "lfmmoe-odd": (LFM_MOE, {
+        "num_dense_layers": 0, "use_expert_bias": False, "norm_topk_prob": False,
+        "routed_scaling_factor": 1.7, "num_experts_per_tok": 6, "conv_bias": True,
+        "tie_word_embeddings": True}),
+    "lfmmoe-dense": (LFM_MOE, {"num_dense_layers": 9, "intermediate_size": 88}),
     "mamba2": (MAMBA2, {}),
     "mamba2-odd": (MAMBA2, {"n_groups": 1, "use_bias": True, "use_conv_bias": False,
                             "tie_word_embeddings": True, "conv_kernel": 3, "expand": 1,
@@ -55,6 +64,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "mamba_dt_rank": 9, "mamba_conv_bias": False, "mamba_proj_bias": True,
         "tie_word_embeddings": True}),
     "jamba-dense": (JAMBA, {"num_experts": 1, "num_experts_per_tok": 1}),
+    "nemotron": (NEMOTRON, {}),
+    "nemotron-dense": (NEMOTRON, {
+        "hybrid_override_pattern": "M-M-*-MM-", "use_bias": True, "use_conv_bias": False,
+        "mlp_bias": True, "conv_kernel": 3, "n_groups": 1}),
+    "nemotron-latent": (NEMOTRON, {
+        "hybrid_override_pattern": "MEM*E", "moe_latent_size": 24, "n_group": 3, "topk_group": 2,
+        "norm_topk_prob": False, "routed_scaling_factor": 1.5, "num_experts_per_tok": 3}),
+    "kimi": (KIMI, {}),
+    "kimi-odd": (KIMI, {
+        "layer_types": None, "num_hidden_layers": 5, "mlp_layer_types": [
+            "sparse", "dense", "sparse", "sparse", "dense"], "linear_conv_kernel_dim": 3,
+        "linear_num_heads": 2, "n_group": 3, "topk_group": 2, "norm_topk_prob": False,
+        "q_lora_rank": 24, "n_shared_experts": 2}),
+    "kimi-nested": (KIMI, {"layer_types": None, "linear_attn_config": {
+        "head_dim": 8, "num_heads": 4, "short_conv_kernel_size": 2, "full_attn_layers": [2],
+        "kda_layers": [1, 3, 4]}}),
 }
 PLAIN = [name for name in CASES if "-" not in name]
 """One of each family."""
@@ -142,6 +167,18 @@ def test_the_worker_reports_its_states(family: Case) -> None:
     (FALCON, {"mamba_d_ssm": 97}, "mamba_n_heads: 8 heads of 12 are not mamba_d_ssm, 97"),
     (LFM2, {"layer_types": ["conv"] * 3}, "layer_types: must be 4 times conv or full_attention"),
     (LFM2, {"layer_types": None, "full_attn_idxs": [9]}, "full_attn_idxs: must list layers"),
+    (NEMOTRON, {"hybrid_override_pattern": "-M"}, "block 0: an MLP or experts that follow no"),
+    (NEMOTRON, {"hybrid_override_pattern": "M--"}, "block 2: an MLP or experts that follow no"),
+    (NEMOTRON, {"hybrid_override_pattern": "MX"}, "hybrid_override_pattern: must be made of M, *"),
+    (NEMOTRON, {"layers_block_type": ["mamba", 3]}, "layers_block_type: must be made of"),
+    (NEMOTRON, {"mlp_hidden_act": "silu"}, "mlp_hidden_act: only 'relu2' is supported"),
+    (NEMOTRON, {"mlp_bias": True}, "mlp_bias: only False is supported"),
+    (KIMI, {"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim: must be at least 2"),
+    (KIMI, {"layer_types": None, "linear_attn_config": {"full_attn_layers": [9]}},
+     "linear_attn_config.full_attn_layers: must list layers"),
+    (KIMI, {"linear_attn_config": 3}, "linear_attn_config: must be an object"),
+    (LFM_MOE, {"num_dense_layers": -1}, "num_dense_layers: must be a number of layers"),
+    (LFM_MOE, {"num_experts_per_tok": 9}, "num_experts_per_tok: 9 is more than 6 experts"),
     (LFM2, {"conv_L_cache": 1}, "conv_L_cache: must be at least 2"),
     (MAMBA2, {"num_heads": 7}, "num_heads: 7 heads of 16 are not expand * hidden_size, 128"),
     (MAMBA2, {"n_groups": 3}, "n_groups: 3 does not divide 8 heads"),
