@@ -126,6 +126,7 @@ conformance: $(VENV)/.ready-test
 	build/clients/bin/python -m pytest tests/conformance $(AGENTS:%=--ignore %) -m conformance $(PYTEST_FLAGS)
 	build/agents/bin/python -m pytest $(AGENTS) -m conformance $(PYTEST_FLAGS) || [ $$? = 5 ]  # none chosen
 	$(BIN)/python -m pytest tests/conformance/test_openai.py -m conformance $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest tests/gpu/models/test_transformers_model.py $(PYTEST_FLAGS)
 	build/clients/bin/python -m pytest tests/actors/gateway/test_gateway.py tests/actors/gateway/test_gateway_apis.py
 
 lint: $(VENV)/.ready-test

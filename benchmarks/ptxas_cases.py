@@ -16,12 +16,14 @@ from torch import Tensor
 
 from actorium.gpu.attention.attention_backend import TritonAttention
 from actorium.gpu.step.batch import ExtendRow
+from actorium.kernels.fp4_weights import Fp4Weight
 from actorium.kernels.grouped_rows import RowFormat
 from actorium.kernels.ragged import ExtendRun, plan_ragged
 from actorium.kernels.reference.activation import ACTIVATIONS
 from actorium.kernels.reference.apply_plan import table_addresses
 from actorium.kernels.reference.delta_rule import Heads
 from actorium.kernels.reference.delta_window import DeltaLayer
+from actorium.kernels.reference.experts import ExpertExtras
 from actorium.kernels.reference.kda import KdaInputs
 from actorium.kernels.reference.sage import KeyMeans
 from actorium.kernels.reference.selective_scan import ScanInputs
@@ -39,6 +41,7 @@ from actorium.kernels.triton.all_reduce import PeerRows, room_of, sum_rows, sum_
 from actorium.kernels.triton.exact_experts import ExactExperts
 from actorium.kernels.triton.exact_product import exact_product
 from actorium.kernels.triton.experts import GroupedExperts, SortedExperts
+from actorium.kernels.triton.fp4_experts import Fp4Experts
 from actorium.kernels.triton.grouped_mm import (
     MANY,
     GroupedWeight,
@@ -170,12 +173,14 @@ class Attention(NamedTuple):
     window: int = 0
     dtype: torch.dtype = BF16
     pages: torch.dtype = BF16
+    sinks: bool = False
 
 
 LLAMA, QWEN3 = Attention(32, 8, 128), Attention(64, 8, 128)
 QWEN2, QWEN35 = Attention(28, 4, 128), Attention(24, 4, 256)
 QWEN35_9B = Attention(16, 4, 256)
 GEMMA_27B, GEMMA_4B = Attention(32, 16, 128, 1024), Attention(8, 4, 256, 1024)
+GPT_OSS = Attention(64, 8, 64, sinks=True)
 LLAMA_1B = Attention(32, 8, 64)
 
 
@@ -185,7 +190,7 @@ def decode(a: Attention, q_len: int, sequences: int = 64) -> None:
     q = empty(sequences * q_len, a.heads, a.dim, dtype=a.dtype)
     attend = TritonAttention().decode(pages, lens, 8192, q_len, PAGE, a.window, a.dim**-0.5)
     attend(q, empty(99 * PAGE, 2 * a.kv_heads, a.dim, dtype=a.pages), None,
-           scales_of(a.kv_heads, a.pages))
+           scales_of(a.kv_heads, a.pages), sinks_of(a))
 
 
 def extend(a: Attention, start: int, count: int, chunks: int = 1) -> None:
@@ -194,7 +199,11 @@ def extend(a: Attention, start: int, count: int, chunks: int = 1) -> None:
     q = empty(chunks * count, a.heads, a.dim, dtype=a.dtype)
     attend = TritonAttention().extend(own, PAGE, a.window, a.dim**-0.5)
     attend(q, empty(99 * PAGE, 2 * a.kv_heads, a.dim, dtype=a.pages), None,
-           scales_of(a.kv_heads, a.pages))
+           scales_of(a.kv_heads, a.pages), sinks_of(a))
+
+
+def sinks_of(a: Attention) -> Tensor | None:
+    return empty(a.heads, dtype=F32) if a.sinks else None
 
 
 def wide(a: Attention) -> Attention:
@@ -216,10 +225,10 @@ def exact_attends(a: Attention, q_len: int) -> None:
                                                                                      a.pages)
     attention = TritonAttention(exact_for=8192)
     attention.decode(pages, lens, 8192, q_len, PAGE, a.window, a.dim**-0.5)(
-        empty(64 * q_len, a.heads, a.dim), layer, None, scales)
+        empty(64 * q_len, a.heads, a.dim), layer, None, scales, sinks_of(a))
     own = [ExtendRow(0, 0, 2048, torch.zeros(2048, dtype=I32))]
     attention.extend(own, PAGE, a.window, a.dim**-0.5)(
-        empty(2048, a.heads, a.dim), layer, None, scales)
+        empty(2048, a.heads, a.dim), layer, None, scales, sinks_of(a))
 
 
 def exacts() -> Iterator[Case]:
@@ -227,7 +236,7 @@ def exacts() -> Iterator[Case]:
     for name, a in (("Llama-3.1-8B", LLAMA), ("Qwen2.5-7B, window", QWEN2._replace(window=4096)),
                     ("Qwen3.5-27B", QWEN35), ("Gemma 3 4B, window", GEMMA_4B),
                     ("Llama-3.2-1B", LLAMA_1B), ("Llama-3.1-8B, INT8 pages", coded(LLAMA)),
-                    ("Qwen3.5-27B, INT8 pages", coded(QWEN35))):
+                    ("Qwen3.5-27B, INT8 pages", coded(QWEN35)), ("GPT-OSS, sinks", GPT_OSS)):
         yield Case(f"exact attention {name}", partial(exact_attends, a, 1))
     yield Case("exact attention Llama-3.1-8B, FP8 pages", partial(exact_attends, fp8(LLAMA), 3), 89)
     yield Case("exact experts Qwen3-30B-A3B", partial(exact_experts, 128, 2048, 768))
@@ -239,7 +248,8 @@ def exacts() -> Iterator[Case]:
 
 def exact_experts(number: int, width: int, inner: int) -> None:
     """Eight of a token, which are chosen, and summed."""
-    own = ExactExperts(empty(number, 2 * inner, width), empty(number, width, inner))
+    own = ExactExperts(GroupedExperts(empty(number, 2 * inner, width),
+                                      empty(number, width, inner)))
     weights, _ = own.choose(empty(64, number), 8, True)
     own(empty(64, width), weights, of_each(64, number))
 
@@ -258,7 +268,8 @@ def decodes() -> Iterator[Case]:
             ("Qwen2.5-7B, window", QWEN2._replace(window=4096), (1, 8)),
             ("Gemma 3 27B, window", GEMMA_27B, (1, 3)), ("Gemma 3 4B, window", GEMMA_4B, (1, 3)),
             ("Qwen3.5-27B", QWEN35, (1, 3, 8)), ("Qwen3.5-9B", QWEN35_9B, (1, 3)),
-            ("Llama-3.2-1B", LLAMA_1B, (1, 3, 8)),
+            ("Llama-3.2-1B", LLAMA_1B, (1, 3, 8)), ("GPT-OSS, sinks", GPT_OSS, (1, 3)),
+            ("GPT-OSS, sinks, window", GPT_OSS._replace(window=128), (1,)),
             ("Llama-3.1-8B, fp32", wide(LLAMA), (1, 3, 8)),
             ("Qwen3.5-27B, fp32", wide(QWEN35), (1, 3)),
             ("Llama-3.2-1B, fp32", wide(LLAMA_1B), (1, 3))):
@@ -279,6 +290,7 @@ def extends() -> Iterator[Case]:
     for name, a in (("Llama-3.1-8B", LLAMA), ("Qwen3-32B", QWEN3),
                     ("Gemma 3 27B, window", GEMMA_27B), ("Gemma 3 4B, window", GEMMA_4B),
                     ("Qwen3.5-27B", QWEN35), ("Qwen3.5-9B", QWEN35_9B), ("Llama-3.2-1B", LLAMA_1B),
+                    ("GPT-OSS, sinks, window", GPT_OSS._replace(window=128)),
                     ("Llama-3.1-8B, fp32", wide(LLAMA)), ("Qwen3.5-27B, fp32", wide(QWEN35)),
                     ("Llama-3.2-1B, fp32", wide(LLAMA_1B))):
         yield Case(f"extend {name}", partial(extend, a, 0, 2048, 4))
@@ -450,6 +462,19 @@ def experts(count: int, number: int, width: int, inner: int, dtype: torch.dtype 
     own(empty(count, width, dtype=dtype), empty(count, 8, dtype=dtype), of_each(count, number))
 
 
+def fp4_experts(count: int, number: int, width: int, inner: int, fp4: bool = True) -> None:
+    """With biases, and clamped gates; in MXFP4, or not."""
+    extras = ExpertExtras(empty(number, 2 * inner), empty(number, width), (1.702, 7.0))
+    shapes = (number, 2 * inner, width), (number, width, inner)
+    layer: SortedExperts[Any]
+    if fp4:
+        layer = Fp4Experts(*(Fp4Weight(*(empty(*shape[:2], shape[2] // each, dtype=torch.uint8)
+                                         for each in (2, 32))) for shape in shapes), extras)
+    else:
+        layer = GroupedExperts(*(empty(*shape) for shape in shapes), extras)
+    layer(empty(count, width), empty(count, 8), of_each(count, number))
+
+
 def of_each(count: int, number: int) -> Tensor:
     """Eight experts a token, all of them as often."""
     return torch.arange(count * 8).view(count, 8) % number
@@ -478,6 +503,9 @@ def products() -> Iterator[Case]:
     for count in (1, 64, 256, 600, 4096):
         yield Case(f"experts Qwen3-30B-A3B, {count} rows",
                    partial(experts, count, 128, 2048, 768))
+        yield Case(f"mxfp4 experts GPT-OSS, {count} rows",
+                   partial(fp4_experts, count, 128, 2880, 2880))
+    yield Case("experts GPT-OSS, 64 rows", partial(fp4_experts, 64, 128, 2880, 2880, False))
     yield Case("experts Qwen3-30B-A3B, fp32, 64 rows", partial(experts, 64, 128, 2048, 768, F32))
     yield Case("experts Qwen3-30B-A3B, fp32, 4096 rows",
                partial(experts, 4096, 128, 2048, 768, F32))

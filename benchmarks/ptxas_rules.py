@@ -105,6 +105,8 @@ RULES = (
     Rule("_product", "^experts.*fp32", 4, 1, 1, "fma"),
     Rule("_product", "^experts.* 4096 rows", 8, 1, 1, "wgmma"),
     Rule("_product", "^experts", 4, 2, 1, "mma"),
+    Rule("_fp4_product", " 4096 rows", 8, 1, 1, "wgmma"),
+    Rule("_fp4_product", "", 4, 2, 1, "mma"),
     Rule("_product", "scaled_experts.* 4096 rows", 8, 1, 1, "wgmma"),
     Rule("_product", "scaled_experts", 4, 2, 1, "mma"),
     Rule("_product", "scaled_mm 28672.* 1 row", 4, 3, 1, "mma"),

@@ -13,7 +13,8 @@ for its kernels, once.
 
 What a backend holds is what `gpu/families/weight_formats.py` counts, to the byte: codes of `bits`
 bits, scales and mins of groups in f16 (with one power of two for the whole weight, so that f16's
-range limits none), those of whole rows in f32.
+range limits none), those of whole rows in f32. MXFP4 is the exception: its codes are numbers of 4
+bits themselves, and its scales powers of two (`kernels/fp4_weights.py`).
 
 Rows that still lie in a GGUF file, as blocks (`BlockRows`), pass for rows of codes: a backend that
 can lays them out from the file in one pass, others read them first."""
@@ -35,10 +36,15 @@ BITS = (4, 5, 6, 8)
 GROUPS = (16, 32, 64, 128)
 """Columns that share a scale; or all of a row do."""
 TRAILER = 8
-"""Bytes behind a row's scales: bits, zero, whether there are mins, nothing; group (u32), 0 where
-all of a row share a scale."""
+"""Bytes behind a row's scales: bits, zero, whether there are mins, whether codes are MXFP4's; group
+(u32), 0 where all of a row share a scale."""
 SCALE = 4
 """Bytes of a scale or min in a row, f32."""
+FP4_GROUP = 32
+"""Columns that share a scale in MXFP4."""
+FP4_LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0,
+              -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""What its codes mean, in e2m1."""
 LARGEST = 127
 """Of an input in 8 bits."""
 
@@ -54,6 +60,11 @@ class RowFormat(NamedTuple):
     """Each group has a min; else `zero` is taken from every code."""
     zero: int = 0
     """0 where there are mins."""
+    fp4: bool = False
+    """MXFP4: codes are of FP4_LEVELS, scales powers of two; no zero, no mins."""
+
+
+FP4 = RowFormat(4, FP4_GROUP, False, 0, True)
 
 
 class Grouped(NamedTuple):
@@ -100,8 +111,8 @@ def pack_rows(own: Grouped) -> Tensor:
 
 def trailer(form: RowFormat) -> Tensor:
     """u8[TRAILER]: what is behind each row's scales."""
-    return torch.tensor([form.bits, form.zero, form.mins, 0, *form.group.to_bytes(4, "little")],
-                        dtype=torch.uint8)
+    flags = form.bits, form.zero, form.mins, form.fp4
+    return torch.tensor([*flags, *form.group.to_bytes(4, "little")], dtype=torch.uint8)
 
 
 def row_bytes(form: RowFormat, columns: int) -> int:
@@ -113,8 +124,8 @@ def row_bytes(form: RowFormat, columns: int) -> int:
 def row_format(rows: Tensor) -> RowFormat:
     """The format of rows, by the first one's trailer. Waits for the device."""
     flat = rows.reshape(-1, rows.shape[-1])
-    bits, zero, mins, _, *group = flat[0, -TRAILER:].view(torch.uint8).tolist()
-    return RowFormat(bits, int.from_bytes(bytes(group), "little"), bool(mins), zero)
+    bits, zero, mins, fp4, *group = flat[0, -TRAILER:].view(torch.uint8).tolist()
+    return RowFormat(bits, int.from_bytes(bytes(group), "little"), bool(mins), zero, bool(fp4))
 
 
 def columns_of(rows: Tensor) -> int:
@@ -138,6 +149,9 @@ def unpack_rows(rows: Tensor) -> Grouped:
 def dequantise_grouped(own: Grouped, dtype: torch.dtype) -> Tensor:
     """The weight, [..., N, K], computed in f32 and rounded once."""
     each = own.codes.shape[-1] // own.scales.shape[-1]
+    if own.format.fp4:
+        levels = torch.tensor(FP4_LEVELS, device=own.codes.device)[own.codes.int()]
+        return (levels.unflatten(-1, (-1, each)) * own.scales.unsqueeze(-1)).flatten(-2).to(dtype)
     codes = own.codes.float().unflatten(-1, (-1, each))
     if own.mins is None:
         codes = (codes - own.format.zero) * own.scales.unsqueeze(-1)
@@ -155,6 +169,8 @@ def quantise_grouped(weight: Tensor, form: RowFormat) -> Grouped:
     """
     wide = weight.float()
     parts = wide.unflatten(-1, (-1, form.group or weight.shape[-1]))
+    if form.fp4:
+        return _quantise_fp4(parts)
     top = 2 ** form.bits - 1
     if form.mins:
         low, high = parts.amin(-1).clamp(max=0), parts.amax(-1).clamp(min=0)
@@ -171,6 +187,23 @@ def quantise_grouped(weight: Tensor, form: RowFormat) -> Grouped:
     codes = (parts / _divisor(scales)).round_() + form.zero
     low = form.bits == 8 and form.zero == LARGEST + 1
     return Grouped(codes.clamp_(int(low), top).to(torch.uint8).flatten(-2), scales, None, form)
+
+
+def _quantise_fp4(parts: Tensor) -> Grouped:
+    """By the specification: the scale brings a group's largest number to between 4 and 8; a number
+    takes the nearest level. parts: f32[..., N, G, 32]."""
+    _, exponent = parts.abs().amax(-1).frexp()
+    scales = powers((exponent - 3).clamp(-127, 127) + 127)
+    levels = torch.tensor(FP4_LEVELS[:8], device=parts.device)
+    between = (levels[1:] + levels[:-1]) / 2
+    codes = torch.bucketize((parts / scales.unsqueeze(-1)).abs(), between).to(torch.uint8)
+    codes |= parts.signbit().to(torch.uint8) << 3
+    return Grouped(codes.flatten(-2), scales, None, FP4)
+
+
+def powers(scales: Tensor) -> Tensor:
+    """f32: what integers below 255 mean in e8m0."""
+    return torch.where(scales == 0, 1 << 22, scales.int() << 23).int().view(torch.float32)
 
 
 def _divisor(scales: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ from actorium.actors.runtime.http.allowed_hosts import names
 from actorium.actors.runtime.security import endpoints
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+MODEL_IMPLS = ("auto", "actorium", "transformers")
 KV_DTYPES = (*DTYPES, "fp8_e4m3", "fp8_e5m2", "int8")
 TOOL_PARSERS = ("auto", "none", "hermes", "llama3_json", "qwen3_coder", "harmony")
 REASONING_PARSERS = ("auto", "none", "deepseek_r1", "qwen3", "harmony")
@@ -85,6 +86,8 @@ def _model_rules(m: ModelConfig) -> list[Rule]:
          "goes with quantization int8 or int4"),
         ("model.load_format", m.load_format in ("auto", "safetensors", "dummy"),
          "must be auto, safetensors or dummy"),
+        ("model.model_impl", m.model_impl in MODEL_IMPLS,
+         f"must be {', '.join(MODEL_IMPLS[:-1])} or {MODEL_IMPLS[-1]}"),
         ("model.max_model_len", m.max_model_len is None or m.max_model_len >= 2,
          "must be at least 2"),
         ("model.served_model_name", len(set(m.served_model_name)) == len(m.served_model_name)

@@ -56,15 +56,20 @@ TYPES = {
     0: BlockType("F32", 1, 4), 1: BlockType("F16", 1, 2), 30: BlockType("BF16", 1, 2),
     2: BlockType("Q4_0", 32, 18), 3: BlockType("Q4_1", 32, 20),
     6: BlockType("Q5_0", 32, 22), 7: BlockType("Q5_1", 32, 24), 8: BlockType("Q8_0", 32, 34),
+    10: BlockType("Q2_K", 256, 84), 11: BlockType("Q3_K", 256, 110),
     12: BlockType("Q4_K", 256, 144), 13: BlockType("Q5_K", 256, 176),
     14: BlockType("Q6_K", 256, 210),
+    16: BlockType("IQ2_XXS", 256, 66), 17: BlockType("IQ2_XS", 256, 74),
+    22: BlockType("IQ2_S", 256, 82), 18: BlockType("IQ3_XXS", 256, 98),
+    21: BlockType("IQ3_S", 256, 110), 19: BlockType("IQ1_S", 256, 50),
+    29: BlockType("IQ1_M", 256, 56), 20: BlockType("IQ4_NL", 32, 18),
+    23: BlockType("IQ4_XS", 256, 136), 34: BlockType("TQ1_0", 256, 54),
+    35: BlockType("TQ2_0", 256, 66), 39: BlockType("MXFP4", 32, 17),
+    40: BlockType("NVFP4", 64, 36),
 }
 """Those that are served, by their number."""
 OTHER_TYPES = {
-    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS",
-    19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16",
-    26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
-    40: "NVFP4",
+    9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 41: "Q1_0",
 }
 """Names of others, for errors."""
 
@@ -80,6 +85,8 @@ class GgufTensor(NamedTuple):
     start: int
     """First byte, of the file."""
     bytes: int
+    factors: tuple[float, ...] = ()
+    """What all its numbers are multiplied by, or those of each expert; (): by nothing."""
 
 
 class GgufFile:
@@ -112,7 +119,7 @@ class GgufFile:
             raise self.bad(key, f"must be a finite number, got {_seen(value)}")
         return float(value)
 
-    def flag(self, key: str, default: bool) -> bool:
+    def flag(self, key: str, default: bool | None = None) -> bool:
         """True or false."""
         value = self._metadata.get(key, default)
         if not isinstance(value, bool):
@@ -150,12 +157,16 @@ class GgufFile:
 
     def same(self, key: str, default: int | None = None) -> int:
         """A number that may stand there once for each layer; then all must be equal."""
-        if not isinstance(self._metadata.get(key), GgufArray):
+        if not self.is_array(key):
             return self.number(key, default)
         found = self.numbers(key, MAX_ENTRIES)
         if len(set(found)) != 1 or not isinstance(found[0], int) or not 0 <= found[0] <= MAX_SIZE:
             raise self.bad(key, "layers that differ in it are not served")
         return found[0]
+
+    def is_array(self, key: str) -> bool:
+        """Whether there is an array."""
+        return isinstance(self._metadata.get(key), GgufArray)
 
     def _array(self, key: str, maximum: int) -> GgufArray:
         own = self._metadata.get(key)

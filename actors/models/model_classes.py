@@ -106,6 +106,7 @@ MODEL_TYPES = {
     "jais2": ModelClass("Jais2ForCausalLM", 8192),
     "vaultgemma": ModelClass("VaultGemmaForCausalLM", 8192),
     "opt": ModelClass("OPTForCausalLM", 2048),
+    "gpt_oss": ModelClass("GptOssForCausalLM", 131_072),
 }
 """By `model_type`."""
 INDEXED = {"DeepseekV32ForCausalLM": 2048, "GlmMoeDsaForCausalLM": 2048}

@@ -7,6 +7,7 @@ start here. Every failure is a `BadModel` with one line that says what was looke
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -25,7 +26,14 @@ from actorium.actors.models.model_classes import (
     architecture,
     default_positions,
 )
-from actorium.actors.models.model_files import MAX_JSON, check_file, read_file
+from actorium.actors.models.model_files import (
+    INDEX,
+    MAX_INDEX,
+    MAX_JSON,
+    check_file,
+    read_file,
+    unindexed_files,
+)
 from actorium.actors.models.model_names import (
     ModelName,
     cached_model,
@@ -110,6 +118,23 @@ def read_json(path: Path, optional: bool = False, max_bytes: int = MAX_JSON) -> 
         return msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise BadModel(f"model: {path} is not a JSON object: {error}", "model") from None
+
+
+def checkpoint_bytes(folder: Path) -> int | None:
+    """Bytes of all tensors, by the safetensors index, else by the size of the files; None where
+    neither is there. Counts what is not loaded as well (vision, MTP layers).
+
+    Raises `BadModel` on an index that is not JSON.
+    """
+    index = folder / INDEX
+    if index.is_file():
+        meta = read_json(index, max_bytes=MAX_INDEX).get("metadata")
+        total = meta.get("total_size") if isinstance(meta, dict) else None
+        return total if isinstance(total, int) and 0 <= total < 2**63 else None
+    files = [folder / name for name in unindexed_files(os.listdir(folder))]
+    if not files or not all(file.is_file() for file in files):
+        return None
+    return sum(file.stat().st_size for file in files)
 
 
 _LEFT_OUT: dict[str, dict[str, Any]] = {

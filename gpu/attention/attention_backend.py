@@ -148,12 +148,14 @@ class NativeAttention(AttentionBackend):
     def extend(self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
                soft_cap: float = 0.0) -> Attend:
         return NativeExtend(self.lib, self.threads, chunk_rows(rows), [r.pages for r in rows],
-                            page_size, window, scale, self._latents)
+                            page_size, window, scale, self._latents, soft_cap)
 
     def decode(self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int,
                window: int, scale: float, soft_cap: float = 0.0) -> Attend:
         own = (self.lib, self.threads, pages, lens, q_len, page_size, window, scale)
-        return latent_decodes(*own) if self._latents else NativeDecode(*own, self.exact)
+        if self._latents:
+            return latent_decodes(*own)
+        return NativeDecode(*own, self.exact, soft_cap)
 
 
 class TritonAttention(AttentionBackend):

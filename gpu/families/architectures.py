@@ -67,6 +67,7 @@ from actorium.gpu.families.mixture_config import (
     ernie4_5_moe,
     flex_olmo,
     glm4_moe,
+    gpt_oss,
     hunyuan_moe,
     minimax_m2,
     mixtral,
@@ -97,6 +98,11 @@ from actorium.gpu.families.tensor_specs import (
     layer_prefix,
     mtp_tensors,
     vision_tensors,
+)
+from actorium.gpu.families.transformers_config import (
+    any_decoder,
+    require_as_stored,
+    require_class,
 )
 
 LayerTensors = Callable[[ModelShape, int, str], list[TensorSpec]]
@@ -192,6 +198,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Jais2ForCausalLM": Architecture(ln.jais2, causal_layer),
     "VaultGemmaForCausalLM": Architecture(vault_gemma, causal_layer),
     "OPTForCausalLM": Architecture(ln.opt, causal_layer, names.OPT),
+    "GptOssForCausalLM": Architecture(gpt_oss, hybrid_layer),
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""
@@ -200,19 +207,23 @@ text alone."""
 def shape_from_config(
     raw: dict[str, Any], where: Path, dtype: str = "auto", max_model_len: int | None = None,
     quantization: str = "auto", group: int | None = None, head: str = "auto",
-    text_only: bool = False,
+    text_only: bool = False, impl: str = "auto",
 ) -> ModelShape:
     """`ModelShape` of a parsed `config.json`.
 
     dtype: of the weights, "auto" = the checkpoint's. max_model_len: None = the model's own limit.
-    quantization, group, head: see `ModelConfig`. text_only: without what images take. Raises
+    quantization, group, head, impl: see `ModelConfig`. text_only: without what images take. Raises
     `BadModel` naming the file and the field that is missing or wrong, and `BadConfig` for a
     max_model_len beyond the limit.
     """
     name = _architecture(raw, where)
-    if name not in ARCHITECTURES:
-        raise BadModel(f"{where}: architecture {name} is not supported{_what_is_near(name)}")
-    raw = {**raw, "architectures": [name]}
+    own, raw = name in ARCHITECTURES, {**raw, "architectures": [name]}
+    if impl == "transformers" or impl == "auto" and not own:
+        require_class(name, raw, where, unsupported(name))
+        return _by_transformers(raw, where, dtype, max_model_len, quantization, own)
+    if not own:
+        raise BadModel(f"{where}: {unsupported(name)}; "
+                       "--model-impl transformers serves many others by transformers' classes")
     fp8, stored = served_fp8(raw, where, quantization), stored_weights(raw, where)
     if quantization in STORED:
         if (found := stored_in(raw)) != quantization:
@@ -237,6 +248,21 @@ def shape_from_config(
     return shape
 
 
+def _by_transformers(raw: dict[str, Any], where: Path, dtype: str, max_model_len: int | None,
+                     quantization: str, own: bool) -> ModelShape:
+    """The shape of a model that transformers' class runs; own: we have a class for it, too."""
+    require_as_stored(quantization)
+    try:
+        shape = any_decoder(raw, where, dtype)
+    except BadModel as error:
+        if own:
+            raise
+        raise BadModel(f"{where}: {unsupported(raw['architectures'][0])}; nor is it by "
+                       "transformers' class (--model-impl): "
+                       f"{error.message.removeprefix(f'{where}: ')}") from None
+    return replace(shape, max_model_len=within(shape.max_model_len, max_model_len, raw))
+
+
 def read_shape(path: Path, config: Config) -> ModelShape:
     """The shape of the checkpoint at `path`. Raises `BadModel` and `BadConfig`."""
     if not path.is_dir():
@@ -244,7 +270,8 @@ def read_shape(path: Path, config: Config) -> ModelShape:
     where, model, page = path / "config.json", config.model, config.memory.page_size
     shape = shape_from_config(read_json(where), where, model.dtype, model.max_model_len,
                               model.quantization, model.quantization_group,
-                              model.quantization_head, model.language_model_only)
+                              model.quantization_head, model.language_model_only,
+                              model.model_impl)
     if shape.chunked and (chunk := max(shape.windows)) % page:
         raise BadConfig(f"page_size: must divide the chunks of {chunk} tokens to which the model "
                         f"attends, got {page}", "memory.page_size")
@@ -259,9 +286,9 @@ def _architecture(raw: dict[str, Any], where: Path) -> str:
     return name
 
 
-def _what_is_near(name: str) -> str:
-    """Names the supported architectures most like one that is not, or else the families, and what
-    would help."""
+def unsupported(name: str) -> str:
+    """Says so of a class; names the supported architectures most like it, or else the families, and
+    what would help."""
     stems: dict[str, str] = {}
     for own in ARCHITECTURES:
         stems.setdefault(_stem(own), own)
@@ -269,8 +296,8 @@ def _what_is_near(name: str) -> str:
     families = [one for one in stems if not any(one != o and one.startswith(o) for o in stems)]
     which = (f"near it is {' or '.join(near)}" if near else
              f"supported are {', '.join(families)} and their kin")
-    return (f"; {which}. A checkpoint with the tensors of a supported model is served once its "
-            "config names that class")
+    return (f"architecture {name} is not supported; {which}. A checkpoint with the tensors of a "
+            "supported model is served once its config names that class")
 
 
 def _stem(name: str) -> str:
@@ -298,8 +325,10 @@ def model_tensors(s: ModelShape) -> list[TensorSpec]:
 
 def mtp_names(s: ModelShape) -> MtpNames | None:
     """Where the checkpoint has the layer that drafts; None where the shape has none."""
+    if not s.mtp_layers:
+        return None
     kind = ARCHITECTURES[s.architecture]
-    return kind.mtp(s) if s.mtp_layers and kind.mtp else None
+    return kind.mtp(s) if kind.mtp else None
 
 
 def attention_modules(s: ModelShape) -> list[str]:

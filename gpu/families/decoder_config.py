@@ -61,7 +61,7 @@ def decoder_shape(
         hidden=hidden, intermediate=get.int("intermediate_size"), layers=layers, heads=heads,
         kv_heads=kv_heads, head_dim=width, norm_eps=get.float("rms_norm_eps", 1e-6),
         tied=get.flag("tie_word_embeddings"), ropes=own, windows=(0,) * layers,
-        max_model_len=_longest(get), dtype=_dtype(get, dtype),
+        max_model_len=_longest(get), dtype=weight_dtype(get, dtype),
         attention_scale=width**-0.5, activation=activation, rotary_dim=rotary)
 
 
@@ -77,7 +77,8 @@ def _longest(get: Fields) -> int:
     return max_model_len(get.raw)
 
 
-def _dtype(get: Fields, wanted: str) -> str:
+def weight_dtype(get: Fields, wanted: str) -> str:
+    """Returns the dtype that was asked for; of "auto" that of the config. Raises `BadModel`."""
     name = wanted
     if wanted == "auto":
         name = get.raw.get("dtype") or get.raw.get("torch_dtype") or "float32"

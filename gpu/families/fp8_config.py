@@ -20,6 +20,8 @@ IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore")
 """What lists the modules whose weights are not in FP8."""
 METHOD, FORMAT = "compressed-tensors", "float-quantized"
 INTEGER_METHODS = ("awq", "gptq")
+MXFP4 = "mxfp4"
+"""Weights are numbers of 4 bits: see `quant_config.py`, too."""
 METHODS = {"awq_marlin": "awq", "gptq_marlin": "gptq"}
 """Names of vLLM's for how it multiplies; the files are those of these methods."""
 FIELDS = {"w_bit": "bits", "q_group_size": "group_size"}
@@ -85,7 +87,7 @@ def otherwise_quantized(raw: dict[str, Any]) -> bool:
     """Whether the checkpoint of this config is quantised in a way that is not served."""
     found = quantization_config(raw)
     return found is not None and not (isinstance(found, dict) and (
-        found.get("quant_method") in ("fp8", *INTEGER_METHODS) or _is_compressed(found)))
+        found.get("quant_method") in ("fp8", MXFP4, *INTEGER_METHODS) or _is_compressed(found)))
 
 
 def unquantized(raw: dict[str, Any]) -> dict[str, Any]:
@@ -116,13 +118,14 @@ def fp8_shape(raw: dict[str, Any], where: Path) -> Fp8Shape | None:
     if not isinstance(found, dict):
         raise BadModel(f"{where}: {NAME}: must be an object")
     method, block = found.get("quant_method"), found.get("weight_block_size")
-    if method in INTEGER_METHODS or method == METHOD and found.get("format") in INTEGER_FORMATS:
+    if method in (MXFP4, *INTEGER_METHODS) or (
+            method == METHOD and found.get("format") in INTEGER_FORMATS):
         return None
     if method == METHOD:
         size, modules = _compressed(found, where)
         return Fp8Shape(size, tuple(MODEL_PREFIX.sub("model.", name) for name in modules))
     if method != "fp8":
-        raise BadModel(f"{where}: {NAME}.quant_method: must be fp8, {METHOD}, "
+        raise BadModel(f"{where}: {NAME}.quant_method: must be fp8, {METHOD}, {MXFP4}, "
                        f"{' or '.join(INTEGER_METHODS)}, got {shown(method)}")
     if block is not None and block != [BLOCK, BLOCK]:
         raise BadModel(f"{where}: {NAME}.weight_block_size: only [{BLOCK}, {BLOCK}] is supported, "

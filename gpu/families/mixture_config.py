@@ -1,6 +1,6 @@
-"""Models whose layers have attention and a mixture of experts: Mixtral, Qwen2-MoE, OLMoE and
-FlexOlmo; and those whose router works in float32: GLM-4.5, dots1, MiniMax-M2, ERNIE 4.5, whose
-routers add a bias to their scores, and Hunyuan."""
+"""Models whose layers have attention and a mixture of experts: Mixtral, Qwen2-MoE, OLMoE,
+FlexOlmo and GPT-OSS; and those whose router works in float32: GLM-4.5, dots1, MiniMax-M2, ERNIE
+4.5, whose routers add a bias to their scores, and Hunyuan."""
 
 from __future__ import annotations
 
@@ -79,6 +79,17 @@ ERNIE4_5_MOE: dict[str, Any] = {
 """The same of ERNIE 4.5 with experts."""
 W1_W3_W2 = MixtureNames("block_sparse_moe.", expert=("w1", "w3", "w2"), stacked=())
 """What checkpoints of Mixtral call the tensors of its experts."""
+GPT_OSS: dict[str, Any] = {
+    "vocab_size": 201_088, "hidden_size": 2880, "intermediate_size": 2880,
+    "num_hidden_layers": 36, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64,
+    "rms_norm_eps": 1e-5, "rope_theta": 150_000.0, "num_local_experts": 128,
+    "num_experts_per_tok": 4, "sliding_window": 128, "attention_bias": True,
+    "max_position_embeddings": 131_072, "swiglu_alpha": 1.702, "swiglu_limit": 7.0,
+}
+"""The same of GPT-OSS."""
+GPT_OSS_ROPE = {"rope_type": "yarn", "factor": 32.0, "truncate": False,
+                "original_max_position_embeddings": 4096}
+"""Its rope, where a config names none."""
 
 
 def mixtral(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
@@ -105,6 +116,27 @@ def qwen2_moe(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
         get, "num_experts", get.int("moe_intermediate_size"), get.flag("norm_topk_prob"),
         get.int("shared_expert_intermediate_size")) if sparse else None
     return replace(shape, qkv_bias=get.flag("qkv_bias", True), sparse=sparse, experts=experts)
+
+
+def gpt_oss(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of GPT-OSS's config: experts in every layer, attention sinks, and windows in the
+    layers that `layer_types` name, by default in every other one from the first on."""
+    get = Fields({**GPT_OSS, **raw}, where)
+    if not (raw.get("dtype") or raw.get("torch_dtype")):
+        get.raw["dtype"] = "bfloat16"  # of the tensors in its checkpoints, whose config names none
+    if not (raw.get("rope_parameters") or raw.get("rope_scaling")):
+        get.raw["rope_scaling"] = GPT_OSS_ROPE
+    shape, bias = decoder_shape(get, dtype), get.flag("attention_bias")
+    if get.raw["sliding_window"] is not None:
+        window = get.int("sliding_window")
+        shape = replace(shape, windows=layer_windows(get, shape.layers, window) or tuple(
+            0 if i % 2 else window for i in range(shape.layers)))
+    experts = read_experts(
+        get, "num_local_experts", shape.intermediate, True,
+        names=MixtureNames(router="router", alternating=True), bias=True,
+        clamp=(get.float("swiglu_alpha"), get.float("swiglu_limit")))
+    return replace(shape, qkv_bias=bias, o_bias=bias, sinks=True, experts=experts,
+                   sparse=tuple(range(shape.layers)))
 
 
 def olmoe(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:

@@ -298,6 +298,8 @@ class MixtureNames(NamedTuple):
     """Those of all experts in one, gate and up together; (): no checkpoint has them so."""
     turned: bool = False
     """Of these, each expert's rows are its inputs."""
+    alternating: bool = False
+    """That is so, too, and the columns of gate and up alternate."""
     shared: str = "shared_expert."
     """What the names of the expert that all tokens go through begin with."""
     bias: str = ""
@@ -324,6 +326,10 @@ class ExpertShape(NamedTuple):
     latent: int = 0
     """Width of what the experts take and give, which two projections make of hidden states and
     back; 0 = hidden states."""
+    bias: bool = False
+    """The router and the experts' projections have biases."""
+    clamp: tuple[float, float] | None = None
+    """(alpha, limit) of a clamped SwiGLU (`activation.clamped_swiglu`); None: a plain one."""
 
 
 class Routing(NamedTuple):
@@ -488,6 +494,8 @@ class ModelShape:
     """Scores become cap * tanh(score / cap); 0 = they stay."""
     logit_cap: float = 0.0
     """The same of logits."""
+    sinks: bool = False
+    """Each head has a learned score that no token's value goes with (an attention sink)."""
     activation: str = "silu"
     """silu or gelu (its tanh form): what gates the MLP; of one that is not gated, also gelu_erf,
     relu, relu2 (its square), or xielu."""
@@ -538,6 +546,8 @@ class ModelShape:
     """Which weights are in 4 to 8 bits in memory; None: none."""
     vision: VisionShape | None = None
     """Of the tower for images, which every GPU has whole; None: there is none."""
+    by_transformers: int = 0
+    """Numbers of all weights, where transformers' own class runs the model; 0: one of ours does."""
     tp: int = 1
     """GPUs that share the layers; sizes of heads, MLPs and vocabulary are those of one of them."""
     whole_vocab_size: int = 0
@@ -662,9 +672,14 @@ class ModelShape:
         vocabulary are divided; kv heads fewer than `tp` are replicated. Raises `BadConfig`."""
         if tp == 1:
             return self
+        if self.by_transformers:
+            raise BadConfig("--tp: models that transformers' classes run (--model-impl) are not "
+                            "split: their weights have no rank's parts", "tp")
         experts = self.experts
         if experts is not None:
-            experts = experts._replace(size=-(-experts.size // tp), shared=-(-experts.shared // tp))
+            step = tp * (self.grouped.step if self.grouped else 1)
+            experts = experts._replace(size=-(-experts.size // step) * (step // tp),
+                                       shared=-(-experts.shared // tp))
         return replace(
             self, tp=tp, whole_vocab_size=self.vocabulary,
             kv_heads=_shared(self.kv_heads, tp, "kv heads"),

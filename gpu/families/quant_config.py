@@ -1,6 +1,6 @@
 """Which weights are held in 4 to 8 bits: as `config.json` says of those that a checkpoint has as
-whole numbers (AWQ, GPTQ, the integer formats of compressed-tensors), as a GGUF file has them, and
-as `--quantization int8|int4` makes them at load."""
+whole numbers (AWQ, GPTQ, the integer formats of compressed-tensors) or in MXFP4, as a GGUF file has
+them, and as `--quantization int8|int4` makes them at load."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from actorium.actors.errors import BadModel, shown
 from actorium.actors.models.gguf_config import GGUF
+from actorium.actors.models.model_classes import architecture
 from actorium.gpu.families.decoder_config import Fields
 from actorium.gpu.families.fp8_config import (
     FORMAT,
@@ -19,6 +20,7 @@ from actorium.gpu.families.fp8_config import (
     KEPT_UNQUANTISED,
     METHOD,
     MODEL_PREFIX,
+    MXFP4,
     NAME,
     quantization_config,
 )
@@ -41,6 +43,8 @@ MAX_NAMES, MAX_PARTS, MAX_PATTERNS = 100_000, 10_000, 64
 module."""
 GROUP = 32
 """Columns that share a scale, by default."""
+STACKED_FP4 = "GptOssForCausalLM"
+"""The class whose checkpoints have experts in MXFP4."""
 HEAD_BITS = {"auto": 8, "int8": 8, "int4": 4}
 
 
@@ -48,7 +52,7 @@ class StoredWeight(NamedTuple):
     """How the files have a weight."""
 
     layout: str
-    """AWQ, GPTQ, GPTQ_V2, PACKED or INTEGERS: which tensors it has, and what is in them."""
+    """AWQ, GPTQ, GPTQ_V2, PACKED, INTEGERS or MXFP4: which tensors it has, and what is in them."""
     bits: int
     """Of a code: 4 or 8."""
     group: int
@@ -61,7 +65,8 @@ class StoredWeight(NamedTuple):
     @property
     def held(self) -> WeightFormat:
         """The format in memory."""
-        return WeightFormat(self.bits, min(self.group, GROUPS[-1]), not self.symmetric)
+        return WeightFormat(self.bits, min(self.group, GROUPS[-1]), not self.symmetric,
+                            self.layout == MXFP4)
 
     def held_of(self, columns: int) -> WeightFormat | None:
         """That of a weight of so many columns; None where they are not whole groups."""
@@ -137,6 +142,8 @@ def stored_weights(raw: dict[str, Any], where: Path) -> StoredWeights | None:
         return _awq(get)
     if method == GPTQ:
         return _gptq(get)
+    if method == MXFP4:
+        return _mxfp4(get, architecture(raw))
     if method == METHOD and found.get("format") in INTEGER_FORMATS:
         return _compressed(get)
     return None
@@ -190,6 +197,16 @@ def _gptq(get: Fields) -> StoredWeights:
              for name in (block if isinstance(block, list) else [block])]
     chosen = ModuleNames(frozenset(), (), _checked(get, BLOCKS, names))
     return StoredWeights(GPTQ, None, (rest, (chosen, own)))
+
+
+# --- MXFP4 ---------------------------------------------------------------------------------------
+
+def _mxfp4(get: Fields, name: str) -> StoredWeights:
+    """Of experts, all of a layer in one. name: of the model class."""
+    if name != STACKED_FP4:
+        raise get.bad("quant_method", f"{MXFP4} is supported of {STACKED_FP4} alone, got a {name}")
+    own = StoredWeight(MXFP4, 4, GROUP, True)
+    return StoredWeights(MXFP4, None, ((ModuleNames(parts=(".experts.",)), own),))
 
 
 # --- compressed-tensors --------------------------------------------------------------------------
@@ -334,8 +351,17 @@ FORMATS = {
     "Q5_0": WeightFormat(5, 32, False), "Q5_1": WeightFormat(5, 32, True),
     "Q8_0": WeightFormat(8, 32, False), "Q4_K": WeightFormat(4, 32, True),
     "Q5_K": WeightFormat(5, 32, True), "Q6_K": WeightFormat(6, 16, False),
+    "Q2_K": WeightFormat(4, 16, True), "Q3_K": WeightFormat(4, 16, False),
+    "TQ1_0": WeightFormat(4, 128, False), "TQ2_0": WeightFormat(4, 128, False),
+    "IQ1_S": WeightFormat(5, 32, False), "IQ1_M": WeightFormat(5, 16, False),
+    "IQ2_XXS": WeightFormat(8, 32, False), "IQ2_XS": WeightFormat(8, 16, False),
+    "IQ2_S": WeightFormat(8, 16, False), "IQ3_XXS": WeightFormat(8, 32, False),
+    "IQ3_S": WeightFormat(5, 32, False), "IQ4_NL": WeightFormat(8, 32, False),
+    "IQ4_XS": WeightFormat(8, 32, False), "MXFP4": WeightFormat(5, 32, False),
+    "NVFP4": WeightFormat(5, 16, False),
 }
-"""Of each type of tensor; None: it is plain."""
+"""Of each type of tensor; None: it is plain. All numbers of a block are whole multiples of their
+group's scale (and min), which these bits hold exactly."""
 
 
 def gguf_grouped(raw: dict[str, Any], where: Path) -> GroupedShape | None:

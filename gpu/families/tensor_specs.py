@@ -29,6 +29,8 @@ EMBED_AND_HEAD = (EMBED, HEAD)
 """The tensors that are not a projection's and can be held in 4 to 8 bits."""
 ATTENTION = "self_attn."
 """What the names of an attention's tensors begin with, in a layer of any family."""
+SINKS = "sinks"
+"""What checkpoints call a layer's attention sinks."""
 TOWER = "visual."
 """Prefix of the names of a vision tower's tensors, in checkpoints of text and images."""
 NORMS = ("input_layernorm", "post_attention_layernorm")
@@ -165,6 +167,8 @@ def attention_tensors(at: str, s: ModelShape) -> list[TensorSpec]:
     if s.whole_qk_norm:
         specs += [TensorSpec(f"{at}q_norm.weight", (s.q_size,)),
                   TensorSpec(f"{at}k_norm.weight", (s.kv_size,))]
+    if s.sinks:
+        specs.append(TensorSpec(f"{at}{SINKS}", (s.heads,), "float32"))
     if s.qk_norms:
         specs += [TensorSpec(f"{at}{name}_norm.norms.{i}.weight", (s.head_dim,))
                   for name, heads in zip("qk", s.qk_norms, strict=True) for i in range(heads)]
@@ -302,8 +306,10 @@ def dense_tensors(at: str, hidden: int, size: int, bias: bool = False,
 def mixture_tensors(at: str, hidden: int, s: ExpertShape) -> list[TensorSpec]:
     """A mixture of experts, each expert's tensors apart. at: of the layer."""
     at = f"{at}{s.names.at}"
-    specs = [TensorSpec(f"{at}{s.names.router}.weight", (s.number, hidden)),
-             *_experts(at, hidden, s)]
+    router = f"{at}{s.names.router}"
+    specs = [TensorSpec(f"{router}.weight", (s.number, hidden)), *_experts(at, hidden, s)]
+    if s.bias:
+        specs.append(TensorSpec(f"{router}.bias", (s.number,)))
     if s.shared:
         specs += dense_tensors(f"{at}{s.names.shared}", hidden, s.shared)
         specs.append(TensorSpec(f"{at}shared_expert_gate.weight", (1, hidden)))
@@ -338,8 +344,8 @@ def layer_mlp_tensors(at: str, s: ModelShape, i: int) -> list[TensorSpec]:
 
 def _experts(at: str, hidden: int, s: ExpertShape) -> Iterable[TensorSpec]:
     return (spec for e in range(s.number)
-            for spec in dense_tensors(f"{at}experts.{e}.", hidden, s.size,
-                                      names=s.names.expert))
+            for spec in dense_tensors(f"{at}experts.{e}.", hidden, s.size, s.bias,
+                                      s.names.expert))
 
 
 # --- vision towers -------------------------------------------------------------------------------

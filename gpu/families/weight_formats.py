@@ -19,8 +19,12 @@ class WeightFormat(NamedTuple):
     """Columns that share a scale; 0: all of a row do."""
     mins: bool
     """Each group has a min beside its scale."""
+    fp4: bool = False
+    """MXFP4: codes are numbers in e2m1, the scale of a group a power of two, in a byte."""
 
     def __str__(self) -> str:
+        if self.fp4:
+            return f"mxfp4 (groups of {self.group})"
         of = f"groups of {self.group}" if self.group else "a scale a row"
         return f"int{self.bits} ({of}{', with mins' * self.mins})"
 
@@ -38,7 +42,9 @@ class WeightFormat(NamedTuple):
 
     def held_bytes(self, rows: int, columns: int) -> int:
         """Bytes of a weight: codes, and scales (and mins) in two bytes a group, or in four where a
-        row has one. Kernels take rows by 16: the last are filled up."""
+        row has one. Kernels take rows by 16: the last are filled up, but of MXFP4."""
+        if self.fp4:
+            return rows * (columns * self.bits // 8 + columns // self.group)
         rows = -(-rows // 16) * 16
         count, each = (columns // self.group, 2) if self.group else (1, 4)
         return rows * (columns * self.bits // 8 + count * each * (1 + self.mins))
@@ -49,8 +55,8 @@ class GroupedShape:
     """Which weights of a model are held in which format."""
 
     source: str
-    """Where they come from: "online" (quantised when they are read), "gguf", "awq", "gptq" or
-    "compressed-tensors"."""
+    """Where they come from: "online" (quantised when they are read), "gguf", "awq", "gptq",
+    "compressed-tensors" or "mxfp4"."""
     default: WeightFormat | None = None
     """Of modules that `modules` does not name; None: they stay as they are."""
     modules: tuple[tuple[str, WeightFormat | None], ...] = ()
@@ -65,6 +71,12 @@ class GroupedShape:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_name", dict(self.modules))
+
+    @property
+    def step(self) -> int:
+        """What the inner width of experts is shared out in multiples of: of MXFP4, whose scales
+        cannot be made anew, columns that share one."""
+        return 32 if self.source == "mxfp4" else 1
 
     def format(self, module: str) -> WeightFormat | None:
         """That of this module's weight; None: it is not quantised."""

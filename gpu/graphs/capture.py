@@ -177,7 +177,7 @@ class _Watch(TorchFunctionMode):
         super().__init__()
         self._arena, self._lib = arena, lib
         self._stand_ins: dict[str, Callable[..., Tensor]] = {
-            "add": self._add, "cat": self._cat, "contiguous": self._contiguous,
+            "add": self._add, "mul": self._mul, "cat": self._cat, "contiguous": self._contiguous,
             "index_select": self._columns}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -201,6 +201,16 @@ class _Watch(TorchFunctionMode):
         _plain("add", a, b)
         y = self._arena.take(a.shape, a.dtype)
         self._lib.add_rows(a.data_ptr(), b.data_ptr(), y.data_ptr(), a.numel())
+        return y
+
+    def _mul(self, x: Tensor, by: Tensor) -> Tensor:
+        if not isinstance(by, Tensor) or x.dim() != 3 or by.shape not in (
+                x.shape[2:], (len(x), 1, 1)):
+            raise NotRecordable("torch's mul but of heads by a number each, or a token")
+        _plain("mul", by, x[0])
+        y, each = self._arena.take(x.shape, x.dtype), by.dim() > 1
+        self._lib.mul_rows(x.data_ptr(), x.stride(0), by.data_ptr(), int(each),
+                           1 if each else len(by), y.data_ptr(), len(x), x[0].numel())
         return y
 
     def _cat(self, parts: Sequence[Tensor], dim: int = 0) -> Tensor:

@@ -247,4 +247,6 @@ def why_eager(model: Any, device: torch.device) -> EagerReasons:
     """Of this model."""
     if device.type != "cuda":
         return EagerReasons(*["they are CUDA's"] * 2)
+    if model.no_graphs:
+        return EagerReasons(*[model.no_graphs] * 2)
     return plan.why_eager(model.waits, model.attention.decode.graphs)

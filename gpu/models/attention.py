@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.families.tensor_specs import SINKS
 from actorium.gpu.models.forward_context import ForwardContext
 from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.models.rotary import head_order, turned_projections
@@ -52,6 +53,8 @@ class Attention:
     """See `ModelShape.query_table`."""
     kv_scales: Tensor | None = None
     """Of pages in FP8, f32[2 * kv_heads]; None: all 1. Pages in INT8 have others beside them."""
+    sinks: Tensor | None = None
+    """f32[heads], see `Attend`."""
 
     @property
     def inner(self) -> int:
@@ -136,9 +139,10 @@ class Attention:
         if self.query_table is not None:
             q = q * step.ropes[self.query_table]
         if rows is not None:
-            y = group.plan.attend_rows(q, pages, rows, scales)
+            y = group.plan.attend_rows(q, pages, rows, scales, self.sinks)
         else:
-            y = group.plan.attend(q, pages, out if out is None else out.view(q.shape), scales)
+            y = group.plan.attend(q, pages, out if out is None else out.view(q.shape), scales,
+                                  self.sinks)
         return y.reshape(-1, s.q_size)
 
 
@@ -167,7 +171,7 @@ def attention(w: LayerWeights, s: ModelShape, i: int) -> Attention:
     return Attention(
         s, w.ops, qkv, gate, w.summed(s.o_bias, "o_proj"), norm, group, index,
         s.rope_index(i), w.group, whole, by_head, query_weight, s.query_table(i),
-        w.optional(KV_SCALES))
+        w.optional(KV_SCALES), w.pop(SINKS) if s.sinks else None)
 
 
 def layer_norms(w: LayerWeights, s: ModelShape, order: Tensor) -> Tensor:

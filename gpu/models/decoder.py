@@ -139,9 +139,73 @@ class LayerRun(NamedTuple):
     """On from there; of what is carried, the rows that the middle gave."""
 
 
-class Decoder(ABC):
-    """A decoder with its weights on one device. A family says which tensors a layer has, and makes
-    the layer of them."""
+class LoadedModel(ABC):
+    """A model with its weights on one device, as the worker and its steps use it."""
+
+    no_graphs = ""
+    """Why its steps are not captured; empty: they can be."""
+    layers_by = ""
+    """What runs its layers, in words; empty: operations of ours."""
+
+    def __init__(self, shape: ModelShape, device: torch.device, attention: StepAttention,
+                 native: bool = True, kernels: str = "auto", group: RankGroup = LoneRank()) -> None:
+        """attention: what attends over its pages.
+        native: C kernels where they can be had, on as many threads as torch has now.
+        kernels: see `select_ops`, which may raise `ValueError`.
+        group: of ranks that share the model; the shape is this one's."""
+        self.shape, self.device, self.group = shape, device, group
+        self.attention = attention
+        self.dtype = TORCH_DTYPES[shape.dtype]
+        self.ops = select_ops(self.dtype, device, shape.head_dim, native, kernels,
+                              attention.exact_states)
+        self.drafter: MtpDrafter | None = None
+        """Of a model with a layer that drafts; who loads the model gives it one."""
+        self.vision: VisionTower | None = None
+        """Likewise, of a model that takes images."""
+
+    @property
+    @abstractmethod
+    def waits(self) -> bool:
+        """Whether a step waits for the device, to read how its rows are routed to experts."""
+
+    @abstractmethod
+    def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[KVPagePool],
+                recurrent: RecurrentBatch | None = None) -> Tensor:
+        """Run a step. batches and pools: of each group of attention layers; recurrent: None where
+        no layer is.
+
+        Returns [R, hidden], the rows `logit_rows` (in that order) before the final norm; with
+        `all_rows`, all T of them.
+        """
+
+    @abstractmethod
+    def logits(self, rows: Tensor) -> Tensor:
+        """Final norm and head. rows: [R, hidden] -> [R, vocab]; see `head_logits`."""
+
+    @abstractmethod
+    def norm_rows(self, rows: Tensor) -> Tensor:
+        """The final norm alone: [R, hidden]."""
+
+    @abstractmethod
+    def head_logits(self, normed: Tensor) -> Tensor:
+        """The head alone. normed: [R, hidden] -> [R, vocab], f32 unless the device's sampler takes
+        them as the product gives them (`Linear.logits`)."""
+
+    def group_contexts(self, batches: Sequence[ForwardBatch],
+                       pools: Sequence[KVPagePool]) -> list[GroupContext]:
+        """How the rows of a step attend in each group of layers."""
+        s = self.shape
+        return [GroupContext(
+                    own.kv_index, pool.layers, plan_attention(
+                        own, pool.page_size, group.window, s.attention_scale, self.attention,
+                        s.attention_cap, s.chunked) if s.attention_layers else NO_ATTENTION,
+                    pool.scales)
+                for own, pool, group in zip(batches, pools, s.groups, strict=True)]
+
+
+class Decoder(LoadedModel):
+    """A decoder of our own layers. A family says which tensors a layer has, and makes the layer of
+    them."""
 
     @staticmethod
     def layer_fused(s: ModelShape, i: int, at: str) -> list[Fused]:
@@ -166,16 +230,8 @@ class Decoder(ABC):
         group: RankGroup = LoneRank(),
     ) -> None:
         """tensors: as `model_tensors` names them; they are taken out of the dict, but for those of
-        the layer that drafts.
-        attention: what attends over its pages.
-        native: C kernels where they can be had, on as many threads as torch has now.
-        kernels: see `select_ops`, which may raise `ValueError`.
-        group: of ranks that share the model; shape and tensors are this one's."""
-        self.shape, self.device, self.group = shape, device, group
-        self.attention = attention
-        self.dtype = TORCH_DTYPES[shape.dtype]
-        self.ops = select_ops(self.dtype, device, shape.head_dim, native, kernels,
-                              attention.exact_states)
+        the layer that drafts. The others: see `LoadedModel`; of a group, they are this rank's."""
+        super().__init__(shape, device, attention, native, kernels, group)
         whole = LayerWeights(tensors, "", self.ops, shape.norm_plus_one, group, device=device)
         # The largest first: what a layer is made of lies beside what was made before.
         self.embed, self.head = embedding_and_head(whole, shape)
@@ -189,26 +245,15 @@ class Decoder(ABC):
         self.runs: list[LayerRun] = []
         """Of each layer, and then `end`, of norm and head: made by `pass_manager.install`."""
         self.end: Callable[[Tensor], Tensor] = unmade
-        self.drafter: MtpDrafter | None = None
-        """Of a model with a layer that drafts; who loads the model gives it one."""
-        self.vision: VisionTower | None = None
-        """Likewise, of a model that takes images."""
 
     @property
     def waits(self) -> bool:
-        """Whether a step waits for the device, to read how its rows are routed to experts."""
         drafts = self.drafter is not None and self.drafter.waits
         return drafts or any(layer.mlp is not None and layer.mlp.waits for layer in self.layers)
 
     @torch.inference_mode()
     def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[KVPagePool],
                 recurrent: RecurrentBatch | None = None) -> Tensor:
-        """Run a step. batches and pools: of each group of attention layers; recurrent: None where
-        no layer is.
-
-        Returns [R, hidden], the rows `logit_rows` (in that order) before the final norm; with
-        `all_rows`, all T of them.
-        """
         batch = batches[0]
         hidden = self.embedded(batch.tokens, batch.turned_to)
         return self.run_layers(with_embeddings(batch.images, hidden), batches, pools, recurrent,
@@ -254,30 +299,20 @@ class Decoder(ABC):
     def step_of(self, batches: Sequence[ForwardBatch], pools: Sequence[KVPagePool],
                 recurrent: RecurrentBatch | None, ropes: list[Tensor]) -> ForwardContext:
         """A step as the layers see it. ropes: see `ropes_at`."""
-        s = self.shape
-        groups = [GroupContext(
-                      own.kv_index, pool.layers, plan_attention(
-                          own, pool.page_size, group.window, s.attention_scale, self.attention,
-                          s.attention_cap, s.chunked) if s.attention_layers else NO_ATTENTION,
-                      pool.scales)
-                  for own, pool, group in zip(batches, pools, s.groups, strict=True)]
+        s, groups = self.shape, self.group_contexts(batches, pools)
         if recurrent is None or s.recurrence is None:
             return ForwardContext(ropes, groups, None, [])
         states = StatePlan(recurrent.rows, s.recurrence.width, self.device)
         return ForwardContext(ropes, groups, states, recurrent.pool.layers)
 
     def logits(self, rows: Tensor) -> Tensor:
-        """Final norm and head. rows: [R, hidden] -> [R, vocab]; see `head_logits`."""
         return self.end(rows)
 
     def norm_rows(self, rows: Tensor) -> Tensor:
-        """The final norm alone: [R, hidden]."""
         own = self.ops.layer_norm if self.shape.layer_norm else self.ops.rms_norm
         return own(rows, self.norm, self.shape.norm_eps)
 
     def head_logits(self, normed: Tensor) -> Tensor:
-        """The head alone. normed: [R, hidden] -> [R, vocab], f32 unless the device's sampler takes
-        them as the product gives them (`Linear.logits`)."""
         return logits(normed, self.head, self.shape.logit_scale, self.shape.logit_cap)
 
 

@@ -85,26 +85,26 @@ class AttentionPlan:
     """For the last layer of a step that wants few rows: attends those alone."""
 
     def attend_rows(self, q: Tensor, pages: Tensor, rows: Tensor,
-                    scales: Tensor | None = None) -> Tensor:
+                    scales: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
         """`attend(...)[rows]`: [R, H, D]."""
         if not len(rows):
             return q[:0]
         if self.few is not None:
-            return self.few(q.index_select(0, rows), pages, None, scales)
-        return self.attend(q, pages, None, scales).index_select(0, rows)
+            return self.few(q.index_select(0, rows), pages, None, scales, sinks)
+        return self.attend(q, pages, None, scales, sinks).index_select(0, rows)
 
     def attend(self, q: Tensor, pages: Tensor, out: Tensor | None = None,
-               scales: Tensor | None = None) -> Tensor:
-        """q: [T, H, D]; pages: the layer's, with this step's keys and values; scales: theirs, see
-        `kv.write_kv` -> [T, H, D], in `out` if given."""
+               scales: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
+        """q: [T, H, D]; pages: the layer's, with this step's keys and values; scales, sinks: see
+        `Attend` -> [T, H, D], in `out` if given."""
         if self.extend is None or self.decode is None:
             only = self.extend or self.decode
             assert only is not None
-            return only(q, pages, out, scales)
+            return only(q, pages, out, scales, sinks)
         n = self.extend_tokens
         out = q.new_empty(q.shape) if out is None else out
-        self.extend(q[:n], pages, out[:n], scales)
-        self.decode(q[n:], pages, out[n:], scales)
+        self.extend(q[:n], pages, out[:n], scales, sinks)
+        self.decode(q[n:], pages, out[n:], scales, sinks)
         return out
 
 

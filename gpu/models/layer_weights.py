@@ -90,6 +90,10 @@ class LayerWeights:
         parts = [materialised(self.tensors.pop(self.prefix + name)) for name in names]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
+    def put(self, name: str, tensor: Tensor) -> None:
+        """What is to be taken under this name."""
+        self.tensors[self.prefix + name] = tensor
+
     def optional(self, name: str) -> Tensor | None:
         """One tensor, if it is there."""
         found = self.tensors.pop(self.prefix + name, None)
@@ -171,6 +175,10 @@ class LayerWeights:
         if isinstance(own, TileGated):
             _let_go(read)
         return own
+
+    def clamped(self, bias: bool, clamp: tuple[float, float], *names: str) -> Gated:
+        """Gate and up of an expert with a clamped SwiGLU, see `ExpertShape.clamp`."""
+        return self.ops.clamped_gated(self.linear(bias, *names), *clamp)
 
     def embedding(self, name: str, is_head: bool) -> tuple[Tensor | RowLookup, Linear | None]:
         """([V, K], or what gives its rows; a product with it, where it is the head as well)."""

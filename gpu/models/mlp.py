@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,11 +16,12 @@ from actorium.gpu.parallel.rank_group import RankGroup
 from actorium.gpu.parallel.split_layers import MixtureSum
 from actorium.gpu.passes import canonical_ops as ops
 from actorium.gpu.weights.loader import Fused
+from actorium.kernels.fp4_weights import Fp4Weight, is_fp4, pack_fp4, stack_fp4
 from actorium.kernels.grouped_rows import ROWS
 from actorium.kernels.inputs import Input, InputForm, plain
 from actorium.kernels.linear import Gated, Linear
 from actorium.kernels.reference.activation import BETA, NO_ALPHAS
-from actorium.kernels.reference.experts import Experts, route_groups
+from actorium.kernels.reference.experts import ExpertExtras, Experts, route_groups
 from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.scaled_linear import has_products, is_packed
 
@@ -32,9 +33,16 @@ def mixture_fused(at: str, hidden: int, s: ExpertShape) -> list[Fused]:
         return []
     at, (gate_up, down), (*two, one) = f"{at}{s.names.at}", s.names.stacked, s.names.expert
     hidden = s.latent or hidden
-    return [_stacked(at, gate_up, tuple(two), (s.number, len(two) * s.size, hidden),
-                     s.names.turned),
-            _stacked(at, down, (one,), (s.number, hidden, s.size), s.names.turned)]
+    own = ((gate_up, tuple(two), (s.number, len(two) * s.size, hidden)),
+           (down, (one,), (s.number, hidden, s.size)))
+    if not s.names.alternating:
+        return [_stacked(at, *each, s.names.turned) for each in own]
+    experts = f"{at}experts."
+    return [fused for name, parts, (number, rows, columns) in own for fused in (
+        Fused(f"{at}{name}", (number, columns, rows),
+              partial(_cut_alternating, experts, parts, "weight")),
+        Fused(f"{at}{name}_bias", (number, rows),
+              partial(_cut_alternating, experts, parts, "bias")))]
 
 
 def _stacked(at: str, name: str, parts: tuple[str, ...], shape: tuple[int, int, int],
@@ -62,6 +70,15 @@ def _cut_experts(at: str, names: tuple[str, ...], rows: int,
     for e, expert in enumerate(upright):
         for name, part in zip(names, expert.chunk(len(names)), strict=True):
             yield f"{at}{e}.{name}.weight", part
+
+
+def _cut_alternating(at: str, names: tuple[str, ...], end: str,
+                     stacked: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The same of [E, columns, rows], or of biases, [E, rows]: rows are dealt out to `names` by
+    turns."""
+    for e, expert in enumerate(stacked.mT.contiguous() if end == "weight" else stacked):
+        for i, name in enumerate(names):
+            yield f"{at}{e}.{name}.{end}", expert[i::len(names)]
 
 
 @dataclass(slots=True)
@@ -95,6 +112,14 @@ def dense(w: LayerWeights, bias: bool = False, activation: str = "silu",
     """The MLP of these weights."""
     gate, up, down = names
     return Dense(w.gated(bias, activation, gate, up), w.summed(bias, down), activation)
+
+
+def expert(w: LayerWeights, s: ExpertShape) -> Dense:
+    """The expert of these weights, of which each rank gives its part."""
+    gate, up, down = s.names.expert
+    if s.clamp is None:
+        return dense(w, s.bias, names=s.names.expert)
+    return Dense(w.clamped(s.bias, s.clamp, gate, up), w.summed(s.bias, down))
 
 
 @dataclass(slots=True)
@@ -180,14 +205,44 @@ def experts(w: LayerWeights, s: ExpertShape) -> Experts:
     own, (*wide, down) = [w.under(f"experts.{e}.") for e in range(s.number)], s.names.expert
     kinds = {each.dtype(name) for each in own for name in s.names.expert}
     weight = own[0].tensors[f"{own[0].prefix}{down}.weight"]
+    plain_gate = not (s.bias or s.clamp)
     served = len(kinds) == 1 and ROWS not in kinds and (
-        not isinstance(weight, Tensor) or not is_packed(weight) or has_products(weight.device))
+        not isinstance(weight, Tensor) or not is_packed(weight)
+        or plain_gate and has_products(weight.device))
     if len(wide) == 1:
         return _squared_experts(w, own, s.names.expert, served)
+    if s.bias and w.group.place.rank:  # the first rank adds those of down
+        for each in own:
+            each.put(f"{down}.bias", torch.zeros_like(each.pop(f"{down}.bias")))
+    if w.ops.groups_experts and kinds == {ROWS} and _in_fp4(own[0], s):
+        return w.ops.experts_fp4(_stacked_fp4(own, *wide), _stacked_fp4(own, down),
+                                 _extras(own, s))
     if not w.ops.groups_experts or not served:
-        return w.ops.experts_of([dense(each.parts(), names=s.names.expert) for each in own])
+        return w.ops.experts_of([expert(each.parts(), s) for each in own])
     gate_up = torch.stack([each.pop(*(f"{name}.weight" for name in wide)) for each in own])
-    return w.ops.experts(gate_up, torch.stack([each.pop(f"{down}.weight") for each in own]))
+    return w.ops.experts(gate_up, torch.stack([each.pop(f"{down}.weight") for each in own]),
+                         _extras(own, s))
+
+
+def _in_fp4(own: LayerWeights, s: ExpertShape) -> bool:
+    """Whether this expert's rows are all in MXFP4; they are read for it."""
+    rows = {name: own.pop(name) for name in (f"{each}.weight" for each in s.names.expert)}
+    for name, weight in rows.items():
+        own.put(name, weight)
+    return all(map(is_fp4, rows.values()))
+
+
+def _stacked_fp4(own: Sequence[LayerWeights], *names: str) -> Fp4Weight:
+    """These projections of all experts, one expert's rows at a time."""
+    return stack_fp4([pack_fp4(each.pop(*(f"{name}.weight" for name in names))) for each in own])
+
+
+def _extras(own: Sequence[LayerWeights], s: ExpertShape) -> ExpertExtras:
+    gate, up, down = (f"{name}.bias" for name in s.names.expert)
+    if not s.bias:
+        return ExpertExtras(clamp=s.clamp)
+    return ExpertExtras(torch.stack([each.pop(gate, up) for each in own]),
+                        torch.stack([each.pop(down) for each in own]), s.clamp)
 
 
 def _squared_experts(w: LayerWeights, own: list[LayerWeights], names: tuple[str, ...],
@@ -205,7 +260,8 @@ def mixture(w: LayerWeights, s: ExpertShape) -> Mixture:
     router = w.pop(f"{s.names.router}.weight")
     if s.shared:
         router = torch.cat((router, w.pop("shared_expert_gate.weight")))
-    return Mixture(s, w.ops.linear(router), experts(w, s),
+    bias = w.pop(f"{s.names.router}.bias") if s.bias else None
+    return Mixture(s, w.ops.linear(router, bias), experts(w, s),
                    dense(w.under(s.names.shared).parts()) if s.shared else None, w.mixture_sum())
 
 

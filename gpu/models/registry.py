@@ -31,11 +31,12 @@ from actorium.gpu.families.mamba_config import parted_layer
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.quant_config import stored_weights
 from actorium.gpu.families.qwen_hybrid_config import hybrid_layer
-from actorium.gpu.models.decoder import Decoder, load_drafter
+from actorium.gpu.models.decoder import Decoder, LoadedModel, load_drafter
 from actorium.gpu.models.deepseek import DeepseekLM
 from actorium.gpu.models.granite import GraniteLM
 from actorium.gpu.models.llama import CausalLM, HybridLM
 from actorium.gpu.models.parted import PartedLM
+from actorium.gpu.models.transformers_model import load_transformers
 from actorium.gpu.parallel.rank_group import LoneRank, RankGroup, RankPlace
 from actorium.gpu.parallel.rank_slices import require_rank_bits
 from actorium.gpu.passes.pass_manager import PassManager, keep_all
@@ -59,7 +60,7 @@ MODELS = {name: OF_LAYERS[own.layer] for name, own in ARCHITECTURES.items()}
 
 
 def load_model(path: Path, config: Config, device: torch.device, progress: Progress,
-               group: RankGroup = LoneRank(), choose: ChoosePasses = keep_all) -> Decoder:
+               group: RankGroup = LoneRank(), choose: ChoosePasses = keep_all) -> LoadedModel:
     """The model at `path`, ready on the device; with the layer that drafts where it is asked for,
     or, by `auto`, where the checkpoint has it. Of a group of several ranks, this rank's part.
 
@@ -70,6 +71,8 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
     if config.device.kernels == "triton" and (fault := triton_fault(device)):
         raise BadConfig(f"kernels: triton was asked for, but {fault}", "device.kernels")
     shape, where = read_shape(path, config), path / "config.json"
+    if shape.by_transformers:
+        return load_transformers(path, config, device, shape.split(group.place.size), progress)
     if shape.mtp_layers and not _drafts(path, shape, config):
         shape = replace(shape, mtp_layers=0)
     asked = config.model.quantization

@@ -85,6 +85,8 @@ def rank_faults(s: ModelShape, ranks: int) -> list[str]:
     if s.experts is not None:
         widths |= {"experts": s.experts.size, "an expert that all tokens go through":
                    s.experts.shared}
+        if s.experts.bias:
+            found.append("biases of experts, which one rank adds")
     if s.mtp_layers:
         widths["the product that joins what is drafted from"] = 2 * s.hidden
     found += [f"{ranks} parts of {what} of {width} are not equal"

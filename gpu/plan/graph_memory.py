@@ -135,6 +135,10 @@ class EagerReasons(NamedTuple):
     segments: str = ""
 
 
+BY_TRANSFORMERS = "the model's class is transformers', which is run operation by operation"
+"""Why steps of some models are never captured."""
+
+
 def why_eager(by_host: bool, decodes: bool) -> EagerReasons:
     """Of a model; by_host: the host groups the rows of its experts; decodes: whether
     those of its attention backend can be captured."""

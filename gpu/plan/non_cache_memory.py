@@ -104,7 +104,7 @@ def attention_bytes(shape: ModelShape, demand: Demand, device: str, by_torch: bo
     row, latent, kept = math.prod(shape.kv_row), shape.latent, kv_dtype(shape, demand)
     width, longest = latent.row if latent else shape.head_dim, shape.max_model_len
     rows, chunk = demand.max_num_seqs * (demand.drafts + 1), min(demand.chunk, longest)
-    if by_torch and (device == "cuda" or shape.attention_cap):
+    if by_torch and (device == "cuda" or shape.attention_cap or shape.sinks):
         return max(BLOCKS, 2 * COPIES * FLOAT * rows * (row + shape.heads * (1 + width)))
     if device == "cuda":
         return min(SPLITS * chunk * shape.heads, SPLIT_ROWS) * FLOAT * (width + 1)

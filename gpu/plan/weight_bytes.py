@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from pathlib import Path
 
-from actorium.actors.models.model_dir import read_json
-from actorium.actors.models.model_files import INDEX, MAX_INDEX, unindexed_files
 from actorium.gpu.families.architectures import model_tensors
 from actorium.gpu.families.fp8_config import BLOCK, Fp8Shape
 from actorium.gpu.families.model_shape import DTYPE_BYTES, ModelShape
@@ -29,7 +25,7 @@ SCALE_BYTES = 4
 
 def parameters(shape: ModelShape) -> int:
     """Numbers in one GPU's weights."""
-    return sum(spec.size for spec in model_tensors(shape))
+    return shape.by_transformers or sum(spec.size for spec in model_tensors(shape))
 
 
 def weight_bytes(shape: ModelShape) -> int:
@@ -43,6 +39,8 @@ def weight_bytes(shape: ModelShape) -> int:
 def bytes_by_format(shape: ModelShape) -> dict[str, int]:
     """The same by how they are held: the name of a dtype, or a `WeightFormat` in words; most
     first."""
+    if shape.by_transformers:
+        return {shape.dtype: shape.by_transformers * shape.itemsize}
     held: Counter[str] = Counter()
     specs = model_tensors(shape)
     for spec in specs:
@@ -106,23 +104,6 @@ def _scales_of(fp8: Fp8Shape, parts: Sequence[int], columns: int, scattered: boo
         return rows
     whole = not scattered and not any(count % BLOCK for count in [*parts[:-1], rows])
     return -(-columns // BLOCK) * (rows // BLOCK if whole else rows)
-
-
-def checkpoint_bytes(folder: Path) -> int | None:
-    """Bytes of all tensors, by the safetensors index, else by the size of the files; None where
-    neither is there. Counts what is not loaded as well (vision, MTP layers).
-
-    Raises `BadModel` on an index that is not JSON.
-    """
-    index = folder / INDEX
-    if index.is_file():
-        meta = read_json(index, max_bytes=MAX_INDEX).get("metadata")
-        total = meta.get("total_size") if isinstance(meta, dict) else None
-        return total if isinstance(total, int) and 0 <= total < 2**63 else None
-    files = [folder / name for name in unindexed_files(os.listdir(folder))]
-    if not files or not all(file.is_file() for file in files):
-        return None
-    return sum(file.stat().st_size for file in files)
 
 
 def table_bytes(slots: int, max_model_len: int, page_size: int, groups: int,

@@ -40,6 +40,7 @@ class StepModel(LayerRunner, Protocol):
     """What a step needs of a model; see `Decoder`."""
 
     shape: ModelShape
+    no_graphs: str
 
     def logits(self, rows: Tensor) -> Tensor:
         """[R, hidden] before the final norm -> [R, vocab]."""

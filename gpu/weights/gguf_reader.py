@@ -1,10 +1,8 @@
 """Tensors of GGUF files: blocks of codes with their scales, as rows that `kernels/grouped_rows.py`
-describes, or dequantised.
+describes, or dequantised (`gguf_blocks.py`).
 
 A file is read piece by piece, never mapped: no more than a piece of it lies in memory beside what
 is made of it, and one that is cut short meanwhile is an error.
-
-The blocks: ggml's `ggml-common.h`. All products are those of its dequantisation, in f32.
 """
 
 from __future__ import annotations
@@ -21,32 +19,44 @@ import torch
 from torch import Tensor
 
 from actorium.actors.errors import BadModel
-from actorium.actors.models.gguf_config import GgufPart, checkpoint_tensors
-from actorium.actors.models.gguf_file import TYPES, GgufTensor, read_gguf
+from actorium.actors.models.gguf_families import JOINED, LATENT
+from actorium.actors.models.gguf_file import GgufTensor, read_gguf
+from actorium.actors.models.gguf_tensors import (
+    MINUS_ONE,
+    GgufPart,
+    HeadOrder,
+    checkpoint_tensors,
+)
 from actorium.actors.models.model_files import open_file
-from actorium.gpu.families.quant_config import FORMATS as GGUF_FORMATS
 from actorium.gpu.parallel.rank_slices import TensorSlice
+from actorium.gpu.weights.gguf_blocks import (
+    FORMATS,
+    NATIVE,
+    NUMBERS,
+    write_numbers,
+    write_rows,
+)
 from actorium.gpu.weights.lazy_tensors import LazyTensor
-from actorium.gpu.weights.online_quantisation import row_format_of
 from actorium.gpu.weights.safetensors_reader import Wanted, fill
-from actorium.kernels.cpu.native_library import library
 from actorium.kernels.grouped_rows import (
     ROWS,
+    SCALE,
     BlockPart,
     BlockRows,
     Grouped,
-    dequantise_grouped,
     pack_rows,
     row_bytes,
-    trailer,
+    unpack_rows,
 )
 
 PIECE = 8 << 20
 """Bytes of a file that are read at once, or one row."""
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    MINUS_ONE: lambda weight: weight - 1, "log_negated": lambda weight: (-weight).log(),
+    "row": torch.Tensor.float, "flat": torch.Tensor.float, "convolution": torch.Tensor.float,
+}
+"""Of tensors that are small: what makes those of a checkpoint of them, in f32."""
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-FORMATS = {name: row_format_of(form) for name, form in GGUF_FORMATS.items() if form is not None}
-"""Of each type that is not plain."""
-NUMBERS = {own.name: number for number, own in TYPES.items()}
 
 
 def gguf_tensors(source: Path, wanted: Wanted, dtype: torch.dtype, device: torch.device, keep: bool
@@ -56,7 +66,13 @@ def gguf_tensors(source: Path, wanted: Wanted, dtype: torch.dtype, device: torch
     given as rows of codes, else dequantised. Raises `BadModel`."""
     parts = checkpoint_tensors(read_gguf(source))
     for file, own in groupby(parts, lambda part: part.stored.file):
-        chosen = [part for part in own if wanted(file, part.name, dtype, part.shape)]
+        chosen = []
+        for part in own:
+            if wanted(file, part.name, dtype, part.shape):
+                chosen.append(part)
+            elif part.name.endswith(".bias"):
+                raise BadModel(f"{file}: tensor {part.stored.name} is none of this architecture's "
+                               "that are served")
         yield file, ((part.name, _tensor(part, dtype, device, keep)) for part in chosen)
 
 
@@ -77,16 +93,33 @@ class FileRows(NamedTuple):
 
 def _tensor(part: GgufPart, dtype: torch.dtype, device: torch.device,
             keep: bool) -> Tensor | LazyTensor:
-    if len(part.shape) == 1:
-        return read_part(part, torch.float32, False, torch.device("cpu"))
+    if part.change == LATENT:
+        return LazyTensor(dtype, lambda: _expansion(part).to(device, dtype))
+    if len(part.shape) == 1 or part.change in CHANGES:
+        found = together(read_part(part, torch.float32, False, torch.device("cpu")), part.order)
+        return CHANGES.get(part.change, torch.Tensor.float)(found).view(part.shape)
+    if part.order is not None:
+        rows = keep and part.kind in FORMATS
+        return LazyTensor(ROWS if rows else dtype, lambda: together(
+            read_part(part, dtype, rows, device), part.order))
+    if part.change == JOINED and part.other is not None:
+        return _joined(part, part.other, dtype, device, keep and part.kind in FORMATS)
     return _lazily(part, dtype, device, keep, _whole(part))
+
+
+def _joined(part: GgufPart, other: GgufTensor, dtype: torch.dtype, device: torch.device,
+            rows: bool) -> LazyTensor:
+    """The rows of a tensor, and behind them those of another one."""
+    both = [GgufPart(part.name, own) for own in (part.stored, other)]
+    return LazyTensor(ROWS if rows else dtype, lambda: torch.cat(
+        [read_part(own, dtype, rows, device) for own in both]))
 
 
 def _lazily(part: GgufPart, dtype: torch.dtype, device: torch.device, keep: bool,
             own: FileRows) -> LazyTensor:
     rows = keep and part.stored.type.name in FORMATS
-    blocks = (_blocks_of(part, own) if rows and device.type == "cpu" and len(part.shape) == 2
-              else None)
+    laid_out = rows and device.type == "cpu" and len(part.shape) == 2
+    blocks = _blocks_of(part, own) if laid_out and part.stored.type.name in NATIVE else None
 
     def cut(taken: TensorSlice) -> LazyTensor | None:
         found = _rows_of(part, taken)
@@ -97,8 +130,8 @@ def _lazily(part: GgufPart, dtype: torch.dtype, device: torch.device, keep: bool
 
 
 def _whole(part: GgufPart) -> FileRows:
-    count = part.stored.bytes // _row_bytes(part.stored) // _parts(part)
-    return FileRows(((0, count),), 0, part.shape[-1])
+    rows = part.rows or (0, part.stored.bytes // _row_bytes(part.stored) // _parts(part))
+    return FileRows(((0, rows[1] - rows[0]),), 0, part.stored.shape[-1])
 
 
 def _rows_of(part: GgufPart, own: TensorSlice) -> FileRows | None:
@@ -152,23 +185,33 @@ def read_part(part: GgufPart, dtype: torch.dtype, rows: bool, device: torch.devi
 
 def _read(fd: int, part: GgufPart, dtype: torch.dtype, rows: bool, device: torch.device,
           own: FileRows) -> Tensor:
-    kind, (*lead, columns) = part.stored.type.name, part.shape
+    kind, (*lead, columns) = part.stored.type.name, _stored_shape(part)
     width = row_bytes(FORMATS[kind], own.columns) if rows else own.columns
+    factors = part.stored.factors or (1.0,)
+    factor = factors[part.expert if part.expert and len(factors) > 1 else 0]
     found = torch.empty((own.number, width), dtype=ROWS if rows else dtype, device=device)
     for at, piece in _pieces(fd, part, own):
         into, blocks = found[at:at + len(piece)], piece.to(device)
         if rows:
             write_rows(kind, blocks, into)
+            scale_rows(into, own.columns, kind, factor)
         elif kind in PLAIN:
-            into.copy_(blocks.view(PLAIN[kind]).float() - 1 if part.minus_one
-                       else blocks.view(PLAIN[kind]))
+            into.copy_(blocks.view(PLAIN[kind]))
         else:
-            wide = into if not part.minus_one else into.new_empty(into.shape, dtype=torch.float32)
+            wide = into if factor == 1 else into.new_empty(into.shape, dtype=torch.float32)
             write_numbers(kind, blocks, wide)
-            if part.minus_one:
-                into.copy_(wide - 1)
+            if wide is not into:
+                into.copy_(wide * factor)
     whole = own.number == math.prod(lead) and own.columns == columns
     return as_checkpoint(found.view(*lead, found.shape[-1]) if whole else found, part)
+
+
+def scale_rows(rows: Tensor, columns: int, kind: str, factor: float) -> None:
+    """Multiplies the scales of rows of codes, of a type without mins."""
+    if factor != 1:
+        scales = rows[:, columns:columns + columns // FORMATS[kind].group * SCALE]
+        wide = scales.contiguous().view(torch.float32) * factor
+        scales.copy_(wide.view(rows.dtype))
 
 
 def as_checkpoint(rows: Tensor, part: GgufPart) -> Tensor:
@@ -180,6 +223,35 @@ def as_checkpoint(rows: Tensor, part: GgufPart) -> Tensor:
     if not part.heads:
         return rows
     return rows.unflatten(0, (-1, _head_rows(part) // 2, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def _stored_shape(part: GgufPart) -> tuple[int, ...]:
+    return part._replace(change="", other=None).shape
+
+
+def _expansion(part: GgufPart) -> Tensor:
+    """f32[heads * (keys + values), rank]: what expands latents, of which the file has the keys'
+    part turned on its side, [heads, rank, keys], and that of the values, [heads, values, rank]."""
+    assert part.other is not None
+    keys, values = (read_part(GgufPart(part.name, own), torch.float32, False, torch.device("cpu"))
+                    for own in (part.stored, part.other))
+    return torch.cat((keys.transpose(1, 2), values), 1).flatten(0, 1)
+
+
+def together(weight: Tensor, order: HeadOrder | None) -> Tensor:
+    """The value heads of each key head together. weight: as the file has it, or its rows of codes,
+    whose groups do not go beyond a head."""
+    if order is None:
+        return weight
+    first, count = order.first, order.keys * order.times * order.width
+    heads = torch.arange(count).view(order.times, order.keys, -1).transpose(0, 1).flatten()
+    places = torch.cat((torch.arange(first), heads + first)).to(weight.device)
+    if order.dim == 0 or weight.dtype is not ROWS:
+        return weight.index_select(order.dim, places)
+    codes, scales, mins, form = unpack_rows(weight)
+    groups = places.view(-1, form.group)[:, 0] // form.group
+    return pack_rows(Grouped(codes.index_select(-1, places), scales.index_select(-1, groups),
+                             None if mins is None else mins.index_select(-1, groups), form))
 
 
 def _row_bytes(stored: GgufTensor) -> int:
@@ -197,7 +269,8 @@ def _parts(part: GgufPart) -> int:
 def _start(part: GgufPart, row: int, column: int) -> int:
     """Where it lies in the file."""
     before = (part.expert or 0) * (part.stored.bytes // _parts(part))
-    return (part.stored.start + before + row * _row_bytes(part.stored)
+    first = part.rows[0] if part.rows else 0
+    return (part.stored.start + before + (first + row) * _row_bytes(part.stored)
             + _bytes_of(part.stored, column))
 
 
@@ -214,118 +287,3 @@ def _pieces(fd: int, part: GgufPart, own: FileRows) -> Iterator[tuple[int, Tenso
             fill(fd, piece.view(-1).numpy().data, _start(part, row, 0))
             yield done, piece[:, from_:from_ + size]
             done += len(piece)
-
-
-# --- blocks --------------------------------------------------------------------------------------
-
-def write_rows(kind: str, blocks: Tensor, into: Tensor) -> None:
-    """Rows of blocks of this type as rows of codes. blocks: u8[N, bytes of a row]; into: i8[N, ...]
-    of the same device, see `row_bytes`."""
-    lib = library() if blocks.device.type == "cpu" else None
-    if lib is None:
-        into.copy_(pack_rows(grouped(kind, blocks)))
-        return
-    own = TYPES[NUMBERS[kind]]
-    behind = trailer(FORMATS[kind])
-    lib.gguf_rows(NUMBERS[kind], blocks.data_ptr(), blocks.stride(0), len(blocks),
-                  blocks.shape[1] // own.bytes * own.numbers, behind.data_ptr(), into.data_ptr(),
-                  into.stride(0), torch.get_num_threads())
-
-
-def write_numbers(kind: str, blocks: Tensor, into: Tensor) -> None:
-    """What rows of blocks of this type are worth, computed in f32 and rounded once. blocks: u8[N,
-    bytes of a row]; into: [N, K] of any float dtype, contiguous, of the same device."""
-    lib = library() if blocks.device.type == "cpu" else None
-    if lib is None or into.dtype not in (torch.bfloat16, torch.float32):
-        into.copy_(dequantise_grouped(grouped(kind, blocks), torch.float32))
-        return
-    lib.gguf_numbers(NUMBERS[kind], blocks.data_ptr(), blocks.stride(0), len(blocks),
-                     into.shape[1], into.data_ptr(), into.dtype is torch.float32,
-                     torch.get_num_threads())
-
-
-def grouped(kind: str, rows: Tensor) -> Grouped:
-    """Codes and scales of rows of blocks: u8[N, bytes of a row] of this type."""
-    codes, scales, mins = _UNPACK[kind](rows)
-    return Grouped(codes, scales, mins, FORMATS[kind])
-
-
-Parts = tuple[Tensor, Tensor, Tensor | None]
-"""u8[N, K] codes, f32[N, K / group] scales and mins."""
-
-
-def _halves(blocks: Tensor, at: int) -> Tensor:
-    """The f16 at this byte of each block, in f32: [N, blocks]."""
-    return blocks[..., at:at + 2].contiguous().view(torch.float16).squeeze(-1).float()
-
-
-def _nibbles(packed: Tensor) -> Tensor:
-    """Low halves of all bytes, then their high ones: u8[..., B] -> u8[..., 2 * B]."""
-    return torch.cat([packed & 15, packed >> 4], -1)
-
-
-def _bits(packed: Tensor) -> Tensor:
-    """u8[..., B] -> u8[..., 8 * B]: the bits, lowest first."""
-    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
-    return (packed.unsqueeze(-1) >> shifts & 1).flatten(-2)
-
-
-def _blocks(rows: Tensor, size: int) -> Tensor:
-    return rows.unflatten(-1, (-1, size))
-
-
-def _simple(size: int, mins: bool, fifth: bool) -> Callable[[Tensor], Parts]:
-    """Q4_0 to Q5_1: blocks of 32 codes with a scale, a min, and their fifth bits."""
-    def unpack(rows: Tensor) -> Parts:
-        blocks, at = _blocks(rows, size), 4 if mins else 2
-        codes = _nibbles(blocks[..., at + 4 * fifth:])
-        if fifth:
-            codes |= _bits(blocks[..., at:at + 4]) << 4
-        return codes.flatten(-2), _halves(blocks, 0), _halves(blocks, 2) if mins else None
-    return unpack
-
-
-def _q8(rows: Tensor) -> Parts:
-    blocks = _blocks(rows, 34)
-    return (blocks[..., 2:] ^ 128).flatten(-2), _halves(blocks, 0), None
-
-
-def _scales_and_mins(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Of Q4_K and Q5_K, f32[N, 8 * blocks] each: six bits for each of eight groups, in twelve
-    bytes; and what multiplies them all."""
-    first, second, third = blocks[..., 4:16].unflatten(-1, (3, 4)).unbind(-2)
-    scales = torch.cat([first & 63, third & 15 | first >> 2 & 48], -1)
-    mins = torch.cat([second & 63, third >> 4 | second >> 2 & 48], -1)
-    return ((_halves(blocks, 0).unsqueeze(-1) * scales.float()).flatten(-2),
-            -(_halves(blocks, 2).unsqueeze(-1) * mins.float()).flatten(-2))
-
-
-def _q4k(rows: Tensor) -> Parts:
-    blocks = _blocks(rows, 144)
-    codes = _nibbles(blocks[..., 16:].unflatten(-1, (4, 32)))
-    return codes.flatten(-3), *_scales_and_mins(blocks)
-
-
-def _q5k(rows: Tensor) -> Parts:
-    blocks = _blocks(rows, 176)
-    codes = _nibbles(blocks[..., 48:].unflatten(-1, (4, 32)))
-    shifts = torch.arange(8, dtype=torch.uint8, device=rows.device).view(4, 2, 1)
-    fifth = blocks[..., None, None, 16:48] >> shifts & 1
-    return (codes | fifth.flatten(-2) << 4).flatten(-3), *_scales_and_mins(blocks)
-
-
-def _q6k(rows: Tensor) -> Parts:
-    blocks = _blocks(rows, 210)
-    low = _nibbles(blocks[..., :128].unflatten(-1, (2, 64)))
-    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=rows.device).view(4, 1)
-    high = blocks[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts & 3
-    scales = blocks[..., 192:208].contiguous().view(torch.int8).float()
-    return ((low | high.flatten(-2) << 4).flatten(-3),
-            (_halves(blocks, 208).unsqueeze(-1) * scales).flatten(-2), None)
-
-
-_UNPACK: dict[str, Callable[[Tensor], Parts]] = {
-    "Q4_0": _simple(18, False, False), "Q4_1": _simple(20, True, False),
-    "Q5_0": _simple(22, False, True), "Q5_1": _simple(24, True, True), "Q8_0": _q8,
-    "Q4_K": _q4k, "Q5_K": _q5k, "Q6_K": _q6k,
-}

@@ -38,6 +38,7 @@ from actorium.gpu.weights.lazy_tensors import (
     drop_pages,
     held_rows,
 )
+from actorium.gpu.weights.mxfp4 import StackedExperts4
 from actorium.gpu.weights.online_quantisation import quantised_lazily
 from actorium.gpu.weights.safetensors_reader import DeviceReader, Wanted, mapped, unreadable
 from actorium.gpu.weights.sliced_tensors import RankSlices
@@ -268,7 +269,9 @@ class TensorIntake:
         elif self.parts is not None and name in self.parts.weights:
             # What is made of a weight when a layer takes it is in the file until then.
             module = self.parts.offer(name, tensor, self.grouped is not None)
-            if module is not None:
+            if isinstance(module, StackedExperts4):
+                self._add_stack(module)
+            elif module is not None:
                 self._add_module(module)
         elif self.pairs is None:
             self._add_tensor(name, tensor, None)
@@ -331,6 +334,15 @@ class TensorIntake:
                 name = f"{self.specs[part].module}{INPUT_ORDER}"
                 self.found[name] = module.order.to(self.device)
 
+    def _add_stack(self, stack: StackedExperts4) -> None:
+        own = self.cuts[stack.name]
+        names = [name for name, _ in own.cut(torch.empty(own.shape, device="meta"))]
+        for name, rows, wide in stack.experts(names):
+            spec = self.specs[name]
+            if held_format(self.grouped, spec) is None:
+                rows = _cast(wide, tensor_dtype(spec, self.dtype))
+            self.found[name] = self.slices.lazily(name, rows)
+
     def _cut(self, name: str, whole: LazyTensor) -> Iterable[tuple[str, LazyTensor]]:
         """The wanted tensors in one, by name."""
         own = self.cuts.get(name)
@@ -340,15 +352,19 @@ class TensorIntake:
         if tensor.dtype is ROWS:
             self.add_rows(name, tensor)
             return
-        spec, tensor = self.specs[name], self.slices.lazily(name, tensor)
+        for part, each in self._cut(name, tensor):
+            self._add_dense(part, self.slices.lazily(part, each))
+
+    def _add_dense(self, name: str, tensor: LazyTensor) -> None:
+        """A tensor that is to be read later, in a float type."""
+        spec = self.specs[name]
         form = held_format(self.grouped, spec)
         if form is not None:
             self.found[name] = quantised_lazily(tensor.read, form, self.device)
         elif self.fp8 and self.fp8.quantises(spec):
             self.found[name] = quantised(tensor.read(), self.fp8.shape)
         else:
-            own = tensor_dtype(spec, self.dtype)
-            self.found[name] = LazyTensor(own, lambda: tensor.read().to(own))
+            self.found[name] = _cast(tensor, tensor_dtype(spec, self.dtype))
 
     def add_rows(self, name: str, rows: LazyTensor) -> None:
         """A weight, or several in one, that a file has in 4 to 8 bits: see `lazy_tensors`."""
@@ -391,6 +407,10 @@ class TensorIntake:
         if self.cache is not None:
             self.found.update(self.cache.layers(path, self.device))
         return self.found
+
+
+def _cast(tensor: LazyTensor, dtype: torch.dtype) -> LazyTensor:
+    return LazyTensor(dtype, lambda: tensor.read().to(dtype))
 
 
 def _itself(tensor: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from actorium.gpu.families.weight_formats import WeightFormat
 from actorium.gpu.weights.lazy_tensors import LazyTensor, drop_pages
-from actorium.kernels.grouped_rows import ROWS, Grouped, RowFormat, pack_rows, quantise_grouped
+from actorium.kernels.grouped_rows import FP4, ROWS, Grouped, RowFormat, pack_rows, quantise_grouped
 
 AT_ONCE = 1 << 17
 """Numbers of a weight that are quantised at once on a CPU: what is made of them stays in its cache;
@@ -24,6 +24,8 @@ a device takes 32 times as many."""
 
 def row_format_of(form: WeightFormat) -> RowFormat:
     """The format of rows that hold a weight so: codes about the middle one, or with mins."""
+    if form.fp4:
+        return FP4
     return RowFormat(form.bits, form.group, form.mins, 0 if form.mins else 1 << (form.bits - 1))
 
 

@@ -33,12 +33,14 @@ from actorium.gpu.families.quant_config import (
     GPTQ,
     GPTQ_V2,
     INTEGERS,
+    MXFP4,
     PACKED,
     StoredWeight,
     StoredWeights,
 )
 from actorium.gpu.families.tensor_specs import TensorSpec, stacks
 from actorium.gpu.weights.lazy_tensors import INPUT_ORDER, drop_pages
+from actorium.gpu.weights.mxfp4 import StackedExperts4
 from actorium.kernels.grouped_rows import Grouped, RowFormat, pack_rows
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -51,6 +53,7 @@ PARTS = {
     GPTQ: _OF_GPTQ, GPTQ_V2: _OF_GPTQ,
     PACKED: ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape"),
     INTEGERS: ("weight", "weight_scale", "weight_zero_point"),
+    MXFP4: ("blocks", "scales"),
 }
 """By layout: what the names of a module's tensors end with. Codes, scales and zeros come first;
 zeros may be absent where weights are symmetric, what lies behind them always."""
@@ -225,17 +228,22 @@ class StoredParts:
             module, how = weight.removesuffix(".weight"), None
             if len(shape) == 2 and module != weight:
                 how = stored.of(module)
+            elif len(shape) == 3 and stored.source == MXFP4:
+                how = stored.of(f"{weight}.")
             if how is None:
                 continue
-            ends = [end for end in PARTS[how.layout] if f"{module}.{end}" in names
+            joint = "_" if how.layout == MXFP4 else "."
+            ends = [end for end in PARTS[how.layout] if f"{module}{joint}{end}" in names
                     and not (end == UNREAD and how.symmetric)]
             if PARTS[how.layout][how.layout == INTEGERS] not in ends:
                 continue  # one that is not quantised, or is not there
             self._open[weight] = how, dict.fromkeys(ends)
-            self.weights |= {f"{module}.{end}": weight for end in ends}
+            self.weights |= {f"{module}{joint}{end}": weight for end in ends}
 
-    def offer(self, name: str, tensor: Tensor, mapped: bool) -> StoredModule | None:
-        """The module that is complete with this tensor of it. Raises `BadModel`."""
+    def offer(self, name: str, tensor: Tensor,
+              mapped: bool) -> StoredModule | StackedExperts4 | None:
+        """The module that is complete with this tensor of it, or that of all experts. Raises
+        `BadModel`."""
         weight = self.weights[name]
         module, (how, parts) = weight.removesuffix(".weight"), self._open[weight]
         parts[name[len(module) + 1:]] = tensor
@@ -243,6 +251,8 @@ class StoredParts:
         if len(own) < len(parts):
             return None
         del self._open[weight]
+        if how.layout == MXFP4:
+            return StackedExperts4(module, own, self.shapes[weight], self.device, mapped)
         return StoredModule(module, how, own, self.shapes[weight], self.device, mapped)
 
 

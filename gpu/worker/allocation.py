@@ -13,7 +13,7 @@ from actorium.actors.errors import BadConfig
 from actorium.actors.runtime.memory_limits import memory_limit
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.graphs.capture import ReportPhase
-from actorium.gpu.models.decoder import Decoder
+from actorium.gpu.models.decoder import LoadedModel
 from actorium.gpu.plan.memory_plan import Demand, MemoryPlan, as_served, demand_of, make_plan
 from actorium.gpu.plan.non_cache_memory import (
     StepSize,
@@ -40,7 +40,7 @@ from actorium.gpu.worker.warmup import compile_ahead, dummy_run, run_case
 LOG = logging.getLogger(__name__)
 
 
-def allocate(config: Config, model: Decoder, device: torch.device, report: ReportPhase
+def allocate(config: Config, model: LoadedModel, device: torch.device, report: ReportPhase
              ) -> tuple[ModelRunner, Footprint, MemoryPlan]:
     """A runner with what the memory plan gives it, what the plan and CUDA say of its bytes, and the
     plan."""
@@ -79,7 +79,7 @@ def allocate(config: Config, model: Decoder, device: torch.device, report: Repor
     return runner, footprint, plan
 
 
-def first_runner(config: Config, model: Decoder, device: torch.device) -> ModelRunner:
+def first_runner(config: Config, model: LoadedModel, device: torch.device) -> ModelRunner:
     """A runner with one page of each pool, for steps that nobody asked for."""
     shape, slots = model.shape, config.scheduler.max_num_seqs + 1
     size, dtype = config.memory.page_size, kv_dtype(config.memory.kv_cache_dtype, model.dtype)
@@ -112,7 +112,7 @@ def make_states(config: Config, shape: ModelShape, slots: int, checkpoints: int,
                      max_drafts(config, shape))
 
 
-def _tune(runner: ModelRunner, model: Decoder, report: ReportPhase) -> None:
+def _tune(runner: ModelRunner, model: LoadedModel, report: ReportPhase) -> None:
     """Measures products that have several ways, as a step of one row asks for them. What that takes
     for good must be there before the memory that is left is shared out."""
     report("warming", "products")

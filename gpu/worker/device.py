@@ -29,7 +29,7 @@ from actorium.gpu.families.architectures import read_shape
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.graphs.capture import ReportPhase
 from actorium.gpu.graphs.decode_graphs import why_eager
-from actorium.gpu.models.decoder import Decoder
+from actorium.gpu.models.decoder import LoadedModel
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.parallel.rank_group import ALONE, LoneRank, RankGroup, RankPlace, StepGate
 from actorium.gpu.parallel.torch_group import open_group
@@ -130,7 +130,8 @@ def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
     seconds[phase] = perf_counter() - start
 
 
-def _load(config: Config, device: torch.device, report: ReportPhase, group: RankGroup) -> Decoder:
+def _load(config: Config, device: torch.device, report: ReportPhase, group: RankGroup
+          ) -> LoadedModel:
     """The model with its weights; what the config alone rules out is refused before it loads."""
     path = resolve(config.model.model)
     shape = read_shape(path, config).split(group.place.size)
@@ -253,7 +254,7 @@ def _warm_up(config: Config, runner: ModelRunner, footprint: Footprint,
 
 # --- the start report ----------------------------------------------------------------------------
 
-def summarize(config: Config, model: Decoder, runner: ModelRunner, plan: MemoryPlan,
+def summarize(config: Config, model: LoadedModel, runner: ModelRunner, plan: MemoryPlan,
               footprint: Footprint, graphs: Graphs, device: str) -> WorkerInfo:
     """What was loaded and allocated, for the engine's start report. device: its name; graphs: those
     that were captured."""
@@ -269,7 +270,7 @@ def summarize(config: Config, model: Decoder, runner: ModelRunner, plan: MemoryP
         checkpoints=plan.checkpoints, level=config.device.optimization_level,
         passes=config.device.passes, graphs=describe_graphs(graphs),
         capture_seconds=footprint.capture_seconds or 0.0,
-        no_graphs=_why_none(config, runner), kernels=_kernels(model.ops),
+        no_graphs=_why_none(config, runner), kernels=_kernels(model),
         attention=str(model.attention), inexact="; ".join(departures(model, config.device.exact)),
         drafts=runner.tables.drafts.max_drafts)
 
@@ -297,10 +298,12 @@ def _why_none(config: Config, runner: ModelRunner) -> str:
     if why := why_no_graphs(config.device):
         return why
     if runner.arrays.device.type != "cuda":
-        return "" if runner.segments else "not all of this model's kernels are C's"
+        return "" if runner.segments else (
+            runner.model.no_graphs or "not all of this model's kernels are C's")
     return why_eager(runner.model, runner.arrays.device).decodes
 
 
-def _kernels(ops: object) -> str:
-    name = str(getattr(ops, "name", "torch"))
-    return KERNELS.get(name, name)
+def _kernels(model: LoadedModel) -> str:
+    name = str(getattr(model.ops, "name", "torch"))
+    return f"{model.layers_by} (slower than classes of ours)" if model.layers_by else KERNELS.get(
+        name, name)

@@ -11,7 +11,7 @@ from typing import Any
 
 from actorium.actors.errors import BadConfig
 from actorium.gpu.attention.attention_backend import NativeAttention, TritonAttention
-from actorium.gpu.models.decoder import Decoder
+from actorium.gpu.models.decoder import Decoder, LoadedModel
 from actorium.gpu.models.kda import Kda
 from actorium.gpu.models.mamba1 import Mamba1
 from actorium.gpu.models.mlp import GroupedMixture
@@ -28,10 +28,12 @@ ALIGNED = 16
 their sums, follow from how rows are aligned."""
 
 
-def departures(model: Decoder, asked: str) -> list[str]:
+def departures(model: LoadedModel, asked: str) -> list[str]:
     """What is not exact, in words; empty: everything is. asked: `--exact`."""
     if asked == "off":
         return ["--exact off"]
+    if not isinstance(model, Decoder):
+        return [f"layers by {model.layers_by}"]
     ops = model.ops
     if model.device.type != "cpu" or ops.name == "triton":
         return device_departures(model)
@@ -78,7 +80,7 @@ def _by_steps(layer: RecurrentLayer) -> bool:
     return isinstance(layer, Kda | Mamba1 | Mamba2 | ShortConv) and layer.native is not None
 
 
-def require_exact(model: Decoder, asked: str) -> None:
+def require_exact(model: LoadedModel, asked: str) -> None:
     """Raise `BadConfig` where everything was asked to be exact and something is not."""
     if asked == "on" and (found := departures(model, asked)):
         raise BadConfig(f"exact: on was asked for, but not exact here: {'; '.join(found)} "

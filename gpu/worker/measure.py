@@ -23,7 +23,7 @@ from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.attention.attention_backend import SageAttention, TorchAttention
 from actorium.gpu.attention.backend_choice import StepAttention
-from actorium.gpu.models.decoder import Decoder
+from actorium.gpu.models.decoder import LoadedModel
 from actorium.gpu.plan.non_cache_memory import StepSize
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.tables import SlotTables
@@ -234,7 +234,7 @@ def measure_key_means(runner: ModelRunner, most: int) -> None:
     they are and outlive it; any other mean would do as well, only coarser.
     """
     model, t = runner.model, runner.tables
-    assert isinstance(model, Decoder)
+    assert isinstance(model, LoadedModel)
     backends = {id(own): own for own in model.attention if isinstance(own, SageAttention)}
     room = min(pool.pages for pool in runner.pools) - 1
     count = min(TOKENS, most, t.max_len - 1, room * t.page_size)

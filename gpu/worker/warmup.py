@@ -21,7 +21,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from time import perf_counter
@@ -37,7 +37,7 @@ from actorium.actors.errors import BadModel
 from actorium.actors.messages import Admit, RowMask, StepPlan
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.graphs.capture import ReportPhase
-from actorium.gpu.models.decoder import Decoder
+from actorium.gpu.models.decoder import Decoder, LoadedModel
 from actorium.gpu.plan.non_cache_memory import StepSize
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.tables import SlotTables
@@ -261,12 +261,13 @@ def compile_ahead(runner: ModelRunner, budget: int, report: ReportPhase) -> int:
     budget: tokens of the largest step.
     """
     began, model = perf_counter(), runner.model
-    assert isinstance(model, Decoder)
+    assert isinstance(model, LoadedModel)
     if model.ops.name != "triton":
         return 0
     report("warming", "compiling")
     try:
-        with model.group.alone(), one_layer_per_kind(model):
+        fewer = one_layer_per_kind(model) if isinstance(model, Decoder) else nullcontext()
+        with model.group.alone(), fewer:
             with compiling_launches() as missed, ZeroMode():
                 dummy_run(runner, 1)
             if not missed:

@@ -32,33 +32,36 @@ class NativeDecode:
 
     def __init__(
         self, lib: ctypes.CDLL, threads: int, pages: Tensor, lens: Tensor, q_len: int,
-        page_size: int, window: int, scale: float, exact: bool = False,
+        page_size: int, window: int, scale: float, exact: bool = False, soft_cap: float = 0.0,
     ) -> None:
         """See `paged_attention.torch_decode`. exact: with the bits that `NativeExtend` gives the
         same tokens, where that can run."""
+        self.soft_cap = soft_cap
         self.lib, self.threads, self.pages, self.lens = lib, threads, pages, lens.contiguous()
         self.q_len, self.page_size = q_len, page_size
         self.window, self.scale, self.exact = window, scale, exact
         self.seen: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
-                 scales: Tensor | None = None) -> Tensor:
+                 scales: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
         out = q.new_empty(q.shape) if out is None else out
+        sunk = 0 if sinks is None else sinks.data_ptr()
         if layer.dtype in READ:
-            self._run(q, layer, self.pages, self.lens, out, scales)
+            self._run(q, layer, self.pages, self.lens, out, scales, sunk)
             return out
-        return scaled(q, out, scales, lambda x: self._widened(x, layer, out))
+        return scaled(q, out, scales, lambda x: self._widened(x, layer, out, sunk))
 
     def _run(self, q: Tensor, layer: Tensor, pages: Tensor, lens: Tensor, out: Tensor,
-             scales: Tensor | None = None) -> None:
+             scales: Tensor | None, sinks: int) -> None:
+        """sinks: their address, or 0."""
         rows, heads, dim = q.shape
         self.lib.paged_decode(
             q.data_ptr(), q.stride(0), layer.data_ptr(), address_of(layer, scales),
             pages.data_ptr(), pages.stride(0), lens.data_ptr(), out.data_ptr(), rows, self.q_len,
             heads, layer.shape[1] // 2, dim, self.page_size.bit_length() - 1,
-            self.window, self.scale, self.threads, self.exact)
+            self.window, self.scale, self.threads, self.exact, sinks, self.soft_cap)
 
-    def _widened(self, q: Tensor, layer: Tensor, out: Tensor) -> None:
+    def _widened(self, q: Tensor, layer: Tensor, out: Tensor, sinks: int) -> None:
         """Over pages in FP8, of some sequences at a time."""
         if self.seen is None:
             self.seen = self._seen()
@@ -69,7 +72,7 @@ class NativeDecode:
             own, rows = tables[at:at + step], slice(at * self.q_len, (at + step) * self.q_len)
             wide = widen(self.lib, self.threads, layer, own, self.page_size)
             self._run(q[rows], wide, torch.arange(own.numel(), dtype=torch.int32).view(own.shape),
-                      lens[at:at + step], out[rows])
+                      lens[at:at + step], out[rows], None, sinks)
 
     def _seen(self) -> tuple[Tensor, Tensor]:
         """The page tables without what no row sees, and lengths that go with them."""
@@ -87,36 +90,40 @@ class NativeExtend:
 
     def __init__(
         self, lib: ctypes.CDLL, threads: int, chunks: Tensor, tables: Sequence[Tensor],
-        page_size: int, window: int, scale: float, latents: bool = False,
+        page_size: int, window: int, scale: float, latents: bool = False, soft_cap: float = 0.0,
     ) -> None:
         """chunks: i64[n, 4]: address of the page table, first row in q, tokens before, tokens.
-        tables: kept alive."""
+        tables: kept alive. soft_cap: not of latents, as no sinks are."""
+        self.soft_cap = soft_cap
         self.lib, self.threads, self.chunks, self.latents = lib, threads, chunks, latents
         self.tables = {table.data_ptr(): table for table in tables}
         self.page_size, self.window, self.scale = page_size, window, scale
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
-                 scales: Tensor | None = None) -> Tensor:
+                 scales: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
         row = q.shape[2]
         if self.latents and (more := -row % WHOLE):
             own = self(F.pad(q, (0, more)), layer, None, scales)[..., :row]
             return own.contiguous() if out is None else out.copy_(own)
         out = q.new_empty(q.shape) if out is None else out
+        sunk = 0 if sinks is None else sinks.data_ptr()
         if layer.dtype in READ:
-            self._run(q, layer, self.chunks, out, scales)
+            self._run(q, layer, self.chunks, out, scales, sunk)
             return out
-        return scaled(q, out, scales, lambda x: self._widened(x, layer, out))
+        return scaled(q, out, scales, lambda x: self._widened(x, layer, out, sunk))
 
     def _run(self, q: Tensor, layer: Tensor, chunks: Tensor, out: Tensor,
-             scales: Tensor | None = None) -> None:
+             scales: Tensor | None, sinks: int) -> None:
+        """sinks: their address, or 0."""
         _, heads, dim = q.shape
-        kernel, sizes = ((self.lib.latent_extend, (layer.shape[2],)) if self.latents
-                         else (self.lib.paged_extend, (layer.shape[1] // 2, dim)))
+        kernel, sizes, more = ((self.lib.latent_extend, [layer.shape[2]], []) if self.latents
+                               else (self.lib.paged_extend, [layer.shape[1] // 2, dim],
+                                     [sinks, self.soft_cap]))
         kernel(q.data_ptr(), q.stride(0), layer.data_ptr(), address_of(layer, scales),
                chunks.data_ptr(), len(chunks), out.data_ptr(), heads, *sizes,
-               self.page_size.bit_length() - 1, self.window, self.scale, self.threads)
+               self.page_size.bit_length() - 1, self.window, self.scale, self.threads, *more)
 
-    def _widened(self, q: Tensor, layer: Tensor, out: Tensor) -> None:
+    def _widened(self, q: Tensor, layer: Tensor, out: Tensor, sinks: int) -> None:
         """Over pages in FP8, chunk by chunk."""
         size, several = self.page_size, max(1, ROUND // self.page_size)
         for address, first, start, count in self.chunks.tolist():
@@ -126,7 +133,7 @@ class NativeExtend:
             wide = widen(self.lib, self.threads, layer, own, size)
             table = torch.arange(len(own), dtype=torch.int32)
             self._run(q, wide, torch.tensor([[table.data_ptr(), first, start - behind * size,
-                                              count]]), out)
+                                              count]]), out, None, sinks)
 
 
 def address_of(layer: Tensor, scales: Tensor | None) -> int:
@@ -205,7 +212,7 @@ class NativeSage:
         self.means = means
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
-                 scales: Tensor | None = None) -> Tensor:
+                 scales: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
         _, heads, dim = q.shape
         out = q.new_empty(q.shape) if out is None else out
         self.lib.sage_extend(

@@ -33,8 +33,13 @@ INLINE void add_pair(float pairs[][KEYS / 2], int i, float sums[2], const int n)
 struct column { float top, sum, outputs[MAX_DIM] __attribute__((aligned(64))); };
 
 /* Scores of a query that sees keys [from, to) of a round become weights; those of whole registers
- * behind `to` are left: they would be 0, and are not looked at. */
-INLINE void weigh_keys(float *scores, int from, int to, float scale, struct column *c, int dim) {
+ * behind `to` are left: they would be 0, and are not looked at. cap: of scores in bits, or 0. */
+INLINE void weigh_keys(float *scores, int from, int to, float scale, float cap, struct column *c,
+                       int dim) {
+    for (int s = 0; cap && s < to; s += 16)
+        store_lanes(scores + s, capped_lanes(mul_lanes(load_lanes(scores + s), all_lanes(scale)),
+                                             cap));
+    if (cap) scale = 1;
     for (int s = 0; s < from; s++) scores[s] = -INFINITY;
     const int all = (to + 31) & ~31;
     for (int s = to; s < all; s++) scores[s] = -INFINITY;
@@ -63,12 +68,13 @@ INLINE void pair_up(float weights[][KEYS], int count, float pairs[][KEYS / 2], c
 
 /* Queries of a row, n of them (1 or 2), over a round of which it sees [from, to). */
 INLINE void round_of(const bf16 *const q[2], const number *keys, const bf16 *const *values,
-                     int from, int to, float scale, int dim, struct column *c, const int n) {
+                     int from, int to, float scale, float cap, int dim, struct column *c,
+                     const int n) {
     float scores[2][KEYS] __attribute__((aligned(64)));
     float pairs[2][KEYS / 2], sums[2], *outputs[2] = {c[0].outputs, c[n - 1].outputs};
     score_keys(q, keys, to, dim, scores, n);
     for (int h = 0; h < n; h++) {
-        weigh_keys(scores[h], from, to, scale, c + h, dim);
+        weigh_keys(scores[h], from, to, scale, cap, c + h, dim);
         sums[h] = c[h].sum;
     }
     pair_up(scores, (to + 1) & ~1, pairs, n);
@@ -137,12 +143,14 @@ INLINE void attend_exact(const struct paged_decode *d, struct part a, int dim) {
     struct column column[MOST];
     const int group = d->heads / d->kv_heads;
     const int32_t *table = d->tables + a.own * d->table_stride;
-    const float scale = d->scale * 1.44269504f;
+    const float cap = d->cap * 1.44269504f;
+    const float scale = d->cap ? d->scale / d->cap : d->scale * 1.44269504f;
     int last = d->lens[a.own] - d->q_len + a.row + a.rows, end = last > 1 ? last : 1;
     int low = last - a.rows + 1 > 1 ? last - a.rows + 1 : 1; /* what the first row sees */
     low = d->window && low > d->window ? low - d->window : 0;
     for (int i = 0; i < a.share * a.rows * a.count; i++) {
-        column[i].top = -3e38f, column[i].sum = 0;
+        int64_t head = (int64_t)(a.k + i / (a.rows * a.count)) * group + a.first + i % a.count;
+        column[i].top = first_top(d->sinks, head), column[i].sum = column[i].top > -3e38f;
         memset(column[i].outputs, 0, dim * sizeof(float));
     }
     int64_t tokens[2][KEYS];
@@ -177,8 +185,8 @@ INLINE void attend_exact(const struct paged_decode *d, struct part a, int dim) {
                 for (int h = 0; h < a.count; h += 2) {
                     const bf16 *two[2] = {q + h * dim, q + (h + 1) * dim};
                     struct column *c = column + (i * a.rows + r) * a.count + h;
-                    if (h + 1 < a.count) round_of(two, keys, of, from, to, scale, dim, c, 2);
-                    else round_of(two, keys, of, from, to, scale, dim, c, 1);
+                    if (h + 1 < a.count) round_of(two, keys, of, from, to, scale, cap, dim, c, 2);
+                    else round_of(two, keys, of, from, to, scale, cap, dim, c, 1);
                 }
             }
         }

@@ -36,10 +36,10 @@ INLINE void fetch_some(struct fetch *f, int count) {
     }
 }
 
-/* A round of `heads` queries that share a key head. */
+/* A round of `heads` queries that share a key head. cap: of scores in bits, or 0. */
 INLINE void attend_round(struct query q, const struct round *r, int64_t head, int64_t values,
                          float *outputs, float *top, float *sum, int dim, int heads,
-                         struct fetch *soon, int each) {
+                         struct fetch *soon, int each, float cap) {
     struct weights weights;
     floats16 scores[HEADS][PARTS];
     for (int h = 0; h < heads; h++) {
@@ -47,6 +47,7 @@ INLINE void attend_round(struct query q, const struct round *r, int64_t head, in
         score_round(q, r, head, dim, h, heads, scores);
         floats16 *x = scores[h], most;
         for (int i = 0; i < PARTS; i++) {
+            if (cap) x[i] = capped_lanes(x[i], cap);
             x[i] = first_of(x[i], r->count - 16 * i);
             most = i ? max_lanes(most, x[i]) : x[i];
         }
@@ -89,9 +90,12 @@ INLINE void attend_rows(const struct paged_decode *d, const bf16 *q, int n, cons
     int group = d->heads / d->kv_heads, width = (end_head - first_head) * group;
     int64_t kv = (int64_t)d->kv_heads * dim, out_stride = (int64_t)d->heads * dim;
     ready_queries(&queries, q + (int64_t)first_head * group * dim, d->q_stride, n, width, dim,
-                  d->scale * 1.44269504f);
+                  d->cap ? d->scale / d->cap : d->scale * 1.44269504f);
     memset(outputs, 0, (size_t)n * width * dim * sizeof(float));
-    for (int h = 0; h < n * width; h++) top[h] = -3e38f, sum[h] = 0;
+    for (int h = 0; h < n * width; h++) {
+        top[h] = first_top(d->sinks, (int64_t)first_head * group + h % width);
+        sum[h] = top[h] > -3e38f;
+    }
     for (int begin = first; begin < len; begin += ROUND) {
         struct round r, cut;
         r.count = len - begin < ROUND ? len - begin : ROUND;
@@ -109,7 +113,8 @@ INLINE void attend_rows(const struct paged_decode *d, const bf16 *q, int n, cons
                 const struct round *own = cut_round(&r, behind, &cut);
                 int column = (k - first_head) * group, h = row * width + column;
 #define GO(N) attend_round(query_of(&queries, row, column + g, width, dim), own, (int64_t)k * dim, \
-                           kv, outputs + (h + g) * dim, top + h + g, sum + h + g, dim, N, &soon, each)
+                           kv, outputs + (h + g) * dim, top + h + g, sum + h + g, dim, N, &soon, each, \
+                           d->cap * 1.44269504f)
                 for (int g = 0, left = group; left > 0; g += most, left -= most)
                     if (HEADS > 3 && left > 3 && most > 3) GO(HEADS);
                     else if (HEADS > 2 && left > 2 && most > 2) GO(HEADS - 1);

@@ -18,6 +18,9 @@
 /* Scores, as they become weights: the columns' scale, the maximum subtracted, the sum so far. */
 struct weighing { floats16 scale[2], top[2], sum[2]; };
 
+/* What scores of columns are multiplied by before they are capped, and what then; 0: they are not. */
+struct cap { floats16 scale[2]; float by; };
+
 /* Pairs of a round's keys that are still scores, to be weights between other work. */
 struct rest { const float *scores; element *weights; int next, end, share; };
 
@@ -150,6 +153,14 @@ INLINE void gather(const bf16 *values, const bf16 *weights, float *outputs, int 
 }
 #endif
 
+/* n scores of every column, capped. */
+INLINE void cap_scores(float *scores, int n, const struct cap *cap, int w) {
+    for (int i = 0; i < n; i++) {
+        floats16 x = mul_lanes(load_lanes(scores + i * 16), cap->scale[w]);
+        store_lanes(scores + i * 16, capped_lanes(x, cap->by));
+    }
+}
+
 /* The largest of n scores of every column; with `edge`, what a column may not see becomes -inf. */
 INLINE floats16 largest(float *scores, int n, int edge, wholes from, wholes to, int key) {
     floats16 m[4];
@@ -203,7 +214,8 @@ INLINE int keys_of(int64_t at, int64_t high) {
  * the weights of the round before are used, and then while the scores of the next are computed: by
  * the time a score is replaced, it is a weight, as half of the round's are before the first. */
 INLINE void attend(const struct scratch *s, const struct sight *see, int64_t begin, int64_t end,
-                   struct weighing *to, float *outputs, int dim, int two, int fresh) {
+                   struct weighing *to, const struct cap *cap, float *outputs, int dim, int two,
+                   int fresh) {
     int64_t at = begin + ((see->low > begin ? see->low : begin) - begin) / KEYS * KEYS;
     int64_t high = see->high + 1 < end ? see->high + 1 : end;
     int n = keys_of(at, high), turn = 0, before = 0;
@@ -217,6 +229,7 @@ INLINE void attend(const struct scratch *s, const struct sight *see, int64_t beg
         floats16 best[2];
         for (int w = 0; w <= two; w++) {
             float *scores = s->scores + w * KEYS * 16;
+            if (cap->by) cap_scores(scores, n, cap, w);
             best[w] = edge ? largest(scores, n, 1, see->from[w], see->to[w], (int)at)
                            : largest(scores, n, 0, see->from[w], see->to[w], (int)at);
             best[w] = mul_lanes(best[w], to->scale[w]);
@@ -254,8 +267,9 @@ INLINE void finish(const float *outputs, floats16 sum, int w, bf16 *const at[16]
         put_outputs(outputs + d * 32 + w * 512, share, at, n, d, stream);
 }
 
-/* Where columns first..end of a row have their queries and outputs; what tokens they see. */
-struct unit { const bf16 *q[COLS]; bf16 *out[COLS]; int n; struct sight see; };
+/* Where columns first..end of a row have their queries and outputs; what their softmax begins with;
+ * what tokens they see. */
+struct unit { const bf16 *q[COLS]; bf16 *out[COLS]; float top[COLS]; int n; struct sight see; };
 
 static void aim(const struct call *c, const struct row *row, int k, int64_t first, int64_t end,
                 struct unit *u) {
@@ -267,6 +281,7 @@ static void aim(const struct call *c, const struct row *row, int k, int64_t firs
         int64_t token = column / group, head = (int64_t)k * group + column % group;
         u->q[i] = i < u->n ? c->q + (row->first + token) * c->q_stride + head * c->dim : zeros;
         u->out[i] = c->out + ((row->first + token) * c->heads + head) * c->dim;
+        u->top[i] = first_top(c->sinks, head);
         int64_t last = row->start + (c->window < 0 ? row->count - 1 : token);
         to[i] = (int32_t)(last > 0 ? last : 0);
         from[i] = c->window > 0 && to[i] >= c->window ? to[i] - c->window + 1 : 0;
@@ -300,15 +315,21 @@ INLINE void task_of(const struct call *c, const struct row *row, int k, int64_t 
             float *kept = outputs + dim * COLS;
             int two = u.n > 16, fresh = u.see.low >= begin;
             struct weighing state = {0};
-            for (int w = 0; w <= two; w++)
+            struct cap cap = {.by = c->cap};
+            for (int w = 0; w <= two; w++) {
                 state.scale[w] = mul_lanes(all_lanes(c->scale), pack_queries(
                     u.q + 16 * w, dim, s->query + w * dim * 16));
-            for (int w = 0; w < 2; w++) {
-                state.top[w] = fresh ? all_lanes(-3e38f) : load_lanes(kept + w * 16);
-                state.sum[w] = fresh ? no_lanes() : load_lanes(kept + 32 + w * 16);
+                if (!c->cap) continue;
+                cap.scale[w] = state.scale[w], state.scale[w] = all_lanes(1);
             }
-            if (two) attend(s, &u.see, begin, stop, &state, outputs, dim, 1, fresh);
-            else attend(s, &u.see, begin, stop, &state, outputs, dim, 0, fresh);
+            for (int w = 0; w < 2; w++) {
+                state.top[w] = load_lanes(fresh ? u.top + w * 16 : kept + w * 16);
+                state.sum[w] = fresh ? where_above(state.top[w], all_lanes(-3e38f), all_lanes(1),
+                                                   no_lanes())
+                                     : load_lanes(kept + 32 + w * 16);
+            }
+            if (two) attend(s, &u.see, begin, stop, &state, &cap, outputs, dim, 1, fresh);
+            else attend(s, &u.see, begin, stop, &state, &cap, outputs, dim, 0, fresh);
             if (u.see.high < stop) {
                 finish(outputs, state.sum[0], 0, u.out, two ? 16 : u.n, dim, c->stream);
                 if (two) finish(outputs, state.sum[1], 1, u.out + 16, u.n - 16, dim, c->stream);
@@ -395,12 +416,14 @@ int extend_ready(void) { return 1; }
  * rows: of n sequences, the address of the page table, the first token in q and out, tokens before
  * it and tokens of it. q: [tokens, ...] of heads x dim every q_stride elements; out: [tokens, heads,
  * dim]; dim a multiple of 32. window: tokens that each sees at most, itself among them; 0: all up to
- * itself; below 0: all of its sequence, those behind it as well. */
+ * itself; below 0: all of its sequence, those behind it as well. sinks, cap: see `struct
+ * paged_decode`. */
 void paged_extend(const bf16 *q, int64_t q_stride, const void *pages, const bf16 *scales,
                   const int64_t *rows, int64_t n, bf16 *out, int heads, int kv_heads, int dim,
-                  int page_bits, int window, float scale, int threads) {
-    struct call c = {q, pages, scales, out, q_stride, heads, kv_heads, dim, page_bits, window,
-                     0, scale * 1.44269504f};
+                  int page_bits, int window, float scale, int threads, const float *sinks,
+                  float cap) {
+    struct call c = {q, pages, scales, out, q_stride, heads, kv_heads, dim, page_bits, window, 0,
+                     cap ? scale / cap : scale * 1.44269504f, 0, 0, sinks, cap * 1.44269504f};
     extend_rows(c, (const struct row *)rows, n, threads);
 }
 
@@ -413,7 +436,9 @@ int64_t decode_exact_tasks(const struct paged_decode *d) {
 void decode_exact_task(const struct paged_decode *d, int64_t task) {
     int64_t own = task / d->kv_heads, table = (int64_t)(d->tables + own * d->table_stride);
     struct call c = {d->q, d->pages, d->scales, d->out, d->q_stride, d->heads, d->kv_heads, d->dim,
-                     d->page_bits, d->window, 0, d->scale * 1.44269504f};
+                     d->page_bits, d->window, 0,
+                     d->cap ? d->scale / d->cap : d->scale * 1.44269504f, 0, 0, d->sinks,
+                     d->cap * 1.44269504f};
     int64_t group = d->heads / d->kv_heads;
     struct scratch s;
     if (!take(&s, d->dim, group)) return;
@@ -437,5 +462,6 @@ int extend_ready(void) { return 0; }
 
 void paged_extend(const bf16 *q, int64_t q_stride, const void *pages, const bf16 *scales,
                   const int64_t *rows, int64_t n, bf16 *out, int heads, int kv_heads, int dim,
-                  int page_bits, int window, float scale, int threads) {}
+                  int page_bits, int window, float scale, int threads, const float *sinks,
+                  float cap) {}
 #endif

@@ -39,9 +39,11 @@ struct call {
     bf16 *out;
     int64_t q_stride;
     int heads, kv_heads, dim, page_bits, window, stream; /* stream: see `finish` */
-    float scale; /* of scores, in bits */
+    float scale; /* of scores, in bits; of capped ones, before that */
     const float *means; /* of keys, [kv_heads, dim]: see sage.c */
     int row;            /* numbers of a row, `dim` rounded down: see latent.c */
+    const float *sinks; /* see `struct paged_decode`; so is cap, but in bits */
+    float cap;
 };
 
 /* What a thread works on; all in one aligned piece that grows and stays. */

@@ -13,7 +13,10 @@
 #include "grouped_panel.h"
 
 /* Numbers of the types, as gguf_reader.py gives them: those of ggml. */
-enum { Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14 };
+enum {
+    Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q2_K = 10, Q3_K = 11, Q4_K = 12, Q5_K = 13,
+    Q6_K = 14, IQ4_NL = 20, IQ4_XS = 23, MXFP4 = 39
+};
 #define TRAILER 8
 #define STRIP 1024 /* columns unpacked at once, in the nearest cache; whole blocks of all types */
 
@@ -27,6 +30,11 @@ static struct kind kind_of(int64_t kind) {
     case Q5_0: return (struct kind){32, 22, 32, 0, 16};
     case Q5_1: return (struct kind){32, 24, 32, 1, 0};
     case Q8_0: return (struct kind){32, 34, 32, 0, 128};
+    case Q2_K: return (struct kind){256, 84, 16, 1, 0};
+    case Q3_K: return (struct kind){256, 110, 16, 0, 8};
+    case IQ4_NL: return (struct kind){32, 18, 32, 0, 128};
+    case IQ4_XS: return (struct kind){256, 136, 32, 0, 128};
+    case MXFP4: return (struct kind){32, 17, 32, 0, 16};
     case Q4_K: return (struct kind){256, 144, 32, 1, 0};
     case Q5_K: return (struct kind){256, 176, 32, 1, 0};
     default: return (struct kind){256, 210, 16, 0, 32};
@@ -114,6 +122,72 @@ INLINE void q6k(const uint8_t *at, int64_t blocks, uint8_t *codes, uint8_t *scal
     }
 }
 
+/* Two bits each: of 32 bytes their lowest, then the next; 128 codes. */
+INLINE void pairs_of_bits(const uint8_t *from, uint8_t *codes) {
+    for (int j = 0; j < 4; j++)
+        for (int i = 0; i < 32; i++) codes[32 * j + i] = from[i] >> 2 * j & 3;
+}
+
+INLINE void q2k(const uint8_t *at, int64_t blocks, uint8_t *codes, uint8_t *scales, uint8_t *low) {
+    for (int64_t b = 0; b < blocks; b++, at += 84, codes += 256, scales += 64, low += 64) {
+        float scale = half_of(at + 80), min = half_of(at + 82);
+        for (int g = 0; g < 16; g++) put(scales, g, scale * (float)(at[g] & 15));
+        for (int g = 0; g < 16; g++) put(low, g, -(min * (float)(at[g] >> 4)));
+        for (int h = 0; h < 2; h++) pairs_of_bits(at + 16 + 32 * h, codes + 128 * h);
+    }
+}
+
+INLINE void q3k(const uint8_t *at, int64_t blocks, uint8_t *codes, uint8_t *scales) {
+    for (int64_t b = 0; b < blocks; b++, at += 110, codes += 256, scales += 64) {
+        float scale = half_of(at + 108);
+        for (int g = 0; g < 16; g++) {
+            int lower = at[96 + g % 8] >> g / 8 * 4 & 15, upper = at[104 + g % 4] >> g / 4 * 2 & 3;
+            put(scales, g, scale * (float)((lower | upper << 4) - 32));
+        }
+        for (int h = 0; h < 2; h++) pairs_of_bits(at + 32 + 32 * h, codes + 128 * h);
+        for (int g = 0; g < 8; g++)
+            for (int i = 0; i < 32; i++)
+                codes[32 * g + i] = (uint8_t)(codes[32 * g + i] + 4 * (at[i] >> g & 1) + 4);
+    }
+}
+
+/* What codes of four bits stand for: of IQ4 about 128, of MXFP4 about 16 and twice as large. */
+static const uint8_t NL_CODES[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197,
+                                     217, 241};
+static const uint8_t E2M1_CODES[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
+
+/* 32 of them. */
+INLINE void looked_up(const uint8_t *from, const uint8_t table[16], uint8_t *codes) {
+    nibbles(from, 16, codes);
+    for (int i = 0; i < 32; i++) codes[i] = table[codes[i]];
+}
+
+INLINE void iq4_nl(const uint8_t *at, int64_t blocks, uint8_t *codes, uint8_t *scales) {
+    for (int64_t b = 0; b < blocks; b++, at += 18, codes += 32) {
+        put(scales, b, half_of(at));
+        looked_up(at + 2, NL_CODES, codes);
+    }
+}
+
+INLINE void iq4_xs(const uint8_t *at, int64_t blocks, uint8_t *codes, uint8_t *scales) {
+    for (int64_t b = 0; b < blocks; b++, at += 136, codes += 256, scales += 32) {
+        float scale = half_of(at);
+        for (int g = 0; g < 8; g++) {
+            int lower = at[4 + g / 2] >> g % 2 * 4 & 15, upper = at[2 + g / 4] >> g % 4 * 2 & 3;
+            put(scales, g, scale * (float)((lower | upper << 4) - 32));
+            looked_up(at + 8 + 16 * g, NL_CODES, codes + 32 * g);
+        }
+    }
+}
+
+INLINE void mxfp4(const uint8_t *at, int64_t blocks, uint8_t *codes, uint8_t *scales) {
+    for (int64_t b = 0; b < blocks; b++, at += 17, codes += 32) {
+        uint32_t bits = *at < 2 ? (uint32_t)0x200000 << *at : (uint32_t)(*at - 1) << 23;
+        memcpy(scales + 4 * b, &bits, 4); /* half of 2**(e - 127) */
+        looked_up(at + 1, E2M1_CODES, codes);
+    }
+}
+
 /* So many columns of a row: their codes, scales and mins (f32). */
 static void unpack(int64_t kind, const uint8_t *at, int64_t columns, uint8_t *codes, uint8_t *scales,
                    uint8_t *low) {
@@ -123,6 +197,11 @@ static void unpack(int64_t kind, const uint8_t *at, int64_t columns, uint8_t *co
     case Q5_0: simple(at, columns / 32, 0, 1, codes, scales, low); break;
     case Q5_1: simple(at, columns / 32, 1, 1, codes, scales, low); break;
     case Q8_0: q8(at, columns / 32, codes, scales); break;
+    case Q2_K: q2k(at, columns / 256, codes, scales, low); break;
+    case Q3_K: q3k(at, columns / 256, codes, scales); break;
+    case IQ4_NL: iq4_nl(at, columns / 32, codes, scales); break;
+    case IQ4_XS: iq4_xs(at, columns / 256, codes, scales); break;
+    case MXFP4: mxfp4(at, columns / 32, codes, scales); break;
     case Q4_K: q45k(at, columns / 256, 0, codes, scales, low); break;
     case Q5_K: q45k(at, columns / 256, 1, codes, scales, low); break;
     case Q6_K: q6k(at, columns / 256, codes, scales); break;
@@ -169,8 +248,8 @@ void gguf_numbers(int kind, const uint8_t *from, int64_t from_stride, int64_t co
                    (uint8_t *)scales, (uint8_t *)low);
             for (int64_t g = 0; g < size / own.group; g++)
                 if (own.group == 16)
-                    group_numbers(codes + 16 * g, 16, (float)own.zero, scales[g], -0.0f,
-                                  numbers + 16 * g);
+                    group_numbers(codes + 16 * g, 16, (float)own.zero, scales[g],
+                                  own.mins ? low[g] : -0.0f, numbers + 16 * g);
                 else
                     group_numbers(codes + 32 * g, 32, (float)own.zero, scales[g],
                                   own.mins ? low[g] : -0.0f, numbers + 32 * g);

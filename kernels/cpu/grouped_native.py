@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from actorium.kernels.fp4_weights import is_fp4
 from actorium.kernels.grouped_rows import (
     BlockRows,
     RowFormat,
@@ -70,7 +71,8 @@ def can_group(weight: Tensor | BlockRows) -> bool:
     """Whether `NativeGrouped` takes this weight."""
     if isinstance(weight, BlockRows):
         return weight.columns % BLOCK == 0 and 0 < weight.columns <= MAX_INS
-    if not is_grouped(weight) or weight.dim() != 2 or weight.device.type != "cpu":
+    if not is_grouped(weight) or weight.dim() != 2 or weight.device.type != "cpu" \
+            or is_fp4(weight):
         return False
     columns = columns_of(weight)
     return columns % BLOCK == 0 and 0 < columns <= MAX_INS

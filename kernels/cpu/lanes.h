@@ -243,4 +243,17 @@ INLINE void stream_line(bf16 *y, __m256i first, __m256i last) {
     _mm256_stream_si256((__m256i *)y + 1, last);
 #endif
 }
+
+/* Scores x that are capped, by * tanh(x), as a call of its own would give them: see `tanh_of`. */
+INLINE floats16 capped_lanes(floats16 x, float by) {
+    const floats16 most = all_lanes(5), least = all_lanes(-5);
+    x = where_above(x, most, most, x);
+    x = where_above(least, x, least, x);
+    floats16 y = mul_lanes(x, x);
+    floats16 over = fma_lanes(add_lanes(y, all_lanes(378)), y, all_lanes(17325));
+    floats16 under = fma_lanes(fma_lanes(y, all_lanes(28), all_lanes(3150)), y, all_lanes(62370));
+    over = mul_lanes(x, fma_lanes(over, y, all_lanes(135135)));
+    under = fma_lanes(under, y, all_lanes(135135));
+    return settled_lanes(mul_lanes(div_lanes(over, under), all_lanes(by)));
+}
 #endif

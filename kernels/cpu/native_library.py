@@ -47,9 +47,9 @@ SIGNATURES = {
     "gate_mul_int8": _POINTER * 3 + [c_int64] + [c_int] * 4,
     "rotate_write": _POINTER * 6 + [c_int64, c_int, c_int, c_int, c_float, c_int],
     "paged_decode": [c_void_p, c_int64] + _POINTER * 3 + [c_int64, c_void_p, c_void_p, c_int64]
-                    + [c_int] * 6 + [c_float, c_int, c_int],
+                    + [c_int] * 6 + [c_float, c_int, c_int, c_void_p, c_float],
     "paged_extend": [c_void_p, c_int64] + _POINTER * 3 + [c_int64, c_void_p] + [c_int] * 5
-                    + [c_float, c_int],
+                    + [c_float, c_int, c_void_p, c_float],
     "sage_extend": [c_void_p, c_int64] + _POINTER * 4 + [c_int64, c_void_p] + [c_int] * 5
                    + [c_float, c_int],
     "latent_extend": [c_void_p, c_int64] + _POINTER * 3 + [c_int64, c_void_p] + [c_int] * 4
@@ -86,6 +86,7 @@ SIGNATURES = {
                        + [c_int64, c_int],
     "sigmoid_floats": [c_void_p, c_int64, c_int],
     "add_rows": _POINTER * 3 + [c_int64],
+    "mul_rows": [c_void_p, c_int64, c_void_p] + [c_int64] * 2 + [c_void_p] + [c_int64] * 2,
     "sigmoid_mul": _POINTER * 3 + [c_int64],
     "copy_rows": [c_void_p, c_int64, c_void_p] + [c_int64] * 3,
     "gather_columns": [c_void_p, c_int64] + _POINTER * 2 + [c_int64] * 2,

@@ -27,7 +27,7 @@ union slot { int64_t i; double f; };
 /* A call: a kernel, and its arguments in order. */
 struct op {
     int64_t kind;
-    union slot a[19];
+    union slot a[20];
 };
 
 #define P(n) ((void *)(intptr_t)a[n].i)
@@ -52,6 +52,17 @@ static int64_t by_rows(int64_t rows, int threads) {
 /* y = a + b, rounded. */
 void add_rows(const bf16 *a, const bf16 *b, bf16 *y, int64_t count) {
     for (int64_t i = 0; i < count; i++) y[i] = narrow(wide(a[i]) + wide(b[i]));
+}
+
+/* y[r, c] = x[r, c] * by[r * by_stride + c % width], rounded; y's rows side by side, strides in
+   elements. */
+void mul_rows(const bf16 *x, int64_t x_stride, const bf16 *by, int64_t by_stride, int64_t width,
+              bf16 *y, int64_t rows, int64_t columns) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < columns; c += width)
+            for (int64_t i = 0; i < width; i++)
+                y[r * columns + c + i] =
+                    narrow(wide(x[r * x_stride + c + i]) * wide(by[r * by_stride + i]));
 }
 
 /* y = x * sigmoid(gate), rounded once. */
@@ -176,7 +187,7 @@ static void run_rotate(const union slot *a, int phase, int64_t task, int64_t tas
 
 static struct paged_decode decode_of(const union slot *a) {
     return (struct paged_decode){P(0), L(1), P(2), P(3), P(4), L(5), P(6), P(7), L(8), I(9), I(10),
-                                 I(11), I(12), I(13), I(14), F(15), I(16), I(17)};
+                                 I(11), I(12), I(13), I(14), F(15), I(16), I(17), P(18), F(19)};
 }
 
 static int64_t decode_tasks(const union slot *a, int phase) {
@@ -245,6 +256,11 @@ static void run_grouped(const union slot *a, int phase, int64_t task, int64_t ta
 static void run_add(const union slot *a, int phase, int64_t task, int64_t tasks) {
     (void)phase, (void)task, (void)tasks;
     add_rows(P(0), P(1), P(2), L(3));
+}
+
+static void run_mul(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    (void)phase, (void)task, (void)tasks;
+    mul_rows(P(0), L(1), P(2), L(3), L(4), P(5), L(6), L(7));
 }
 
 static void run_sigmoid(const union slot *a, int phase, int64_t task, int64_t tasks) {
@@ -318,6 +334,7 @@ static const struct kind kinds[] = {
     {"rms_norm_int8", 1, norm_int8_tasks, run_norm_int8},
     {"gate_mul_int8", 1, gate_int8_tasks, run_gate_int8},
     {"add_rows", 1, one_task, run_add},
+    {"mul_rows", 1, one_task, run_mul},
     {"sigmoid_mul", 1, one_task, run_sigmoid},
     {"copy_rows", 1, one_task, run_copy},
     {"gather_columns", 1, one_task, run_gather},

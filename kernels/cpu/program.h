@@ -40,7 +40,14 @@ struct paged_decode {
     float scale;
     int threads;
     int exact; /* as `paged_extend` would have it, to the bit: decode_exact.c */
+    const float *sinks; /* [heads], or 0: scores beside those of the keys, without a value */
+    float cap;          /* scores are cap * tanh(score / cap); 0: as they are */
 };
+
+/* What a query's online softmax begins with, in bits: its sink, which counts 1, or nothing. */
+INLINE float first_top(const float *sinks, int64_t head) {
+    return !sinks || sinks[head] < -1e38f ? -3e38f : sinks[head] * 1.44269504f;
+}
 
 /* The token at a place of a sequence, in pages. */
 INLINE int64_t token_of(const struct paged_decode *d, const int32_t *table, int place) {

@@ -14,7 +14,7 @@ from typing import Any
 
 from actorium.kernels.cpu.native_library import SIGNATURES
 
-SLOTS = 19
+SLOTS = 20
 """Arguments that a call can have."""
 
 

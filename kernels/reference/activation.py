@@ -38,3 +38,11 @@ def activate(x: Tensor, kind: str, alphas: Alphas = NO_ALPHAS) -> Tensor:
     wide = x if x.dtype is torch.float64 else x.float()
     below = (wide.clamp(max=EPS).expm1() - wide) * alphas[1]
     return (torch.where(wide > 0, alphas[0] * wide * wide, below) + BETA * wide).to(x.dtype)
+
+
+def clamped_swiglu(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
+    """gate * sigmoid(alpha * gate) * (up + 1), where gates are at most `limit` and ups between
+    -limit and limit (GPT-OSS), in fp32 and rounded once. gate_up: [T, 2I], gate first -> [T, I]."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return ((up + 1) * gate * (alpha * gate).sigmoid()).to(gate_up.dtype)

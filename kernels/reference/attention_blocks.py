@@ -20,13 +20,15 @@ product, what that gives, and the sum."""
 
 
 def attend_blocks(q: Tensor, read: Callable[[int, int], Tensor], place: Tensor, span: int,
-                  row: int, window: int, scale: float, soft_cap: float = 0.0) -> Tensor:
+                  row: int, window: int, scale: float, soft_cap: float = 0.0,
+                  sinks: Tensor | None = None) -> Tensor:
     """Attention of Q tokens each of B sequences, in fp32 at least.
 
     q: [B, Q, H, D]; read(begin, end): keys and values of these tokens, [B, n, 2 * kv_heads, D], or
     latents, [B, n, 1, D], of `row` numbers each; place: i64[B, Q], of each token among the `span`
     that are there, which end with it: it sees those up to itself, window of them at most, 0 = all;
-    soft_cap: scores become soft_cap * tanh(score / soft_cap), 0 = they stay -> [B, Q, H, D].
+    soft_cap: scores become soft_cap * tanh(score / soft_cap), 0 = they stay; sinks: see `Attend`,
+    not capped -> [B, Q, H, D].
     """
     (batch, count, heads, dim), kind = q.shape, torch.promote_types(q.dtype, torch.float32)
     half = BYTES // (2 * COPIES * kind.itemsize * batch)
@@ -38,6 +40,8 @@ def attend_blocks(q: Tensor, read: Callable[[int, int], Tensor], place: Tensor, 
         mine = place[:, at:at + queries]
         acc = torch.zeros_like(own)
         top, total = own.new_full((*own.shape[:3], 1), -torch.inf), own.new_zeros(1)
+        if sinks is not None:  # as if a token had been seen, whose value is 0
+            top, total = sinks.to(kind).view(-1, 1, 1).expand_as(top), own.new_ones(1)
         for begin in range(0, end := min(span, span - count + at + queries), keys):
             kv = read(begin, min(begin + keys, end)).transpose(1, 2).to(kind)
             k, v = (kv, kv) if kv.shape[1] == 1 else kv.chunk(2, 1)

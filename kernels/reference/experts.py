@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from actorium.kernels.inputs import Input, InputForm, plain
 from actorium.kernels.linear import Gated
+from actorium.kernels.reference.activation import clamped_swiglu
 
 
 def route(logits: Tensor, chosen: int, normalised: bool) -> tuple[Tensor, Tensor]:
@@ -64,6 +65,17 @@ class Experts(ABC):
         """
 
 
+class ExpertExtras(NamedTuple):
+    """What some mixtures have beside weights."""
+
+    gate_up_bias: Tensor | None = None
+    """[E, 2 * I]"""
+    down_bias: Tensor | None = None
+    """[E, H]; there is one where the other is."""
+    clamp: tuple[float, float] | None = None
+    """(alpha, limit) of `clamped_swiglu`; None: SiLU."""
+
+
 class ExpertProducts(Protocol):
     """An expert made of products, [n, H] -> [n, H]."""
 
@@ -107,16 +119,25 @@ class StackedExperts(Experts):
 
     waits = False
 
-    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+    def __init__(self, gate_up: Tensor, down: Tensor,
+                 extras: ExpertExtras = ExpertExtras()) -> None:
         """gate_up: [E, 2 * I, H], gate's rows before those of up; down: [E, H, I]."""
-        self.gate_up, self.down = gate_up, down
+        self.gate_up, self.down, self.extras = gate_up, down, extras
 
     def __call__(self, x: Input, weights: Tensor, chosen: Tensor) -> Tensor:
         x = plain(x)
         experts, rows = chosen.flatten(), x.repeat_interleave(chosen.shape[1], 0).unsqueeze(2)
-        gate, up = torch.bmm(self.gate_up.index_select(0, experts), rows).float().chunk(2, 1)
-        inner = (F.silu(gate) * up).to(x.dtype)
-        return combine(weights, torch.bmm(self.down.index_select(0, experts), inner).squeeze(2))
+        first, second, clamp = self.extras
+        both = self._product(self.gate_up, first, experts, rows).float()
+        gate, up = both.chunk(2, 1)
+        inner = F.silu(gate) * up if clamp is None else clamped_swiglu(both.mT, *clamp).mT
+        outs = self._product(self.down, second, experts, inner.to(x.dtype))
+        return combine(weights, outs.squeeze(2))
+
+    def _product(self, weight: Tensor, bias: Tensor | None, experts: Tensor, x: Tensor) -> Tensor:
+        """[T, N, 1], of x [T, K, 1], by each row's expert."""
+        own = torch.bmm(weight.index_select(0, experts), x)
+        return own if bias is None else own + bias.index_select(0, experts).unsqueeze(2)
 
 
 def grouped(chosen: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ fp32 until the result is rounded: codes times scales have more digits than bf16.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -30,10 +31,11 @@ class ExtendChunk(Protocol):
 class Attend(Protocol):
     """Attention of some rows of a step, made once and called for every layer: (q [N, H, D], the
     layer's pages, which include the step's own keys and values) -> [N, H, D], in `out` if given.
-    scales: of the pages, see `kv.write_kv`."""
+    scales: of the pages, see `kv.write_kv`. sinks: f32[H], a score of each head that no value goes
+    with: the layer's attention sinks; None, and always of a backend that has none: no sinks."""
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
-                 scales: Tensor | None = None) -> Tensor: ...
+                 scales: Tensor | None = None, sinks: Tensor | None = None) -> Tensor: ...
 
 
 def token_index(pages: Tensor, lens: Tensor, page_size: int, span: int, begin: int = 0) -> Tensor:
@@ -144,8 +146,8 @@ def torch_decode(
     seen = _Seen(pages, lens, page_size, span, window, scale, soft_cap)
     if soft_cap or not keeps_scores(pages.device):
         return seen.attend(None)
-    mask = decode_mask(lens, 1, span, window)
-    return seen.attend(lambda q, kv, at: masked(q.unsqueeze(1), kv, mask[at], scale))
+    mask = cache(partial(decode_mask, lens, 1, span, window))
+    return seen.attend(lambda q, kv, at: masked(q.unsqueeze(1), kv, mask()[at], scale))
 
 
 def torch_extend(
@@ -171,10 +173,10 @@ def torch_extend(
     if len(parts) == 1:
         return parts[0][1]
 
-    def run(q: Tensor, layer: Tensor, out: Tensor | None = None,
-            scales: Tensor | None = None) -> Tensor:
+    def run(q: Tensor, layer: Tensor, out: Tensor | None = None, scales: Tensor | None = None,
+            sinks: Tensor | None = None) -> Tensor:
         pieces = q.split([size for size, _ in parts])
-        done = [part(piece, layer, None, scales)
+        done = [part(piece, layer, None, scales, sinks)
                 for (_, part), piece in zip(parts, pieces, strict=True)]
         return torch.cat(done, out=out)
 
@@ -207,8 +209,8 @@ def _prefixed(
     seen = _Seen(pages[None], lens, page_size, length, window, scale, soft_cap)
     if soft_cap or not keeps_scores(device):
         return seen.attend(None)
-    mask = extend_mask(start, row.count, window, device)[None, None]
-    return seen.attend(lambda q, kv, _: masked(q[None], kv, mask, scale))
+    mask = cache(partial(extend_mask, start, row.count, window, device))
+    return seen.attend(lambda q, kv, _: masked(q[None], kv, mask()[None, None], scale))
 
 
 def keeps_scores(device: torch.device) -> bool:
@@ -240,10 +242,10 @@ class _Seen(NamedTuple):
         span, 2 * kv_heads, D], and which they are) -> as many numbers as q, where torch keeps
         scores to itself; None = by blocks. Of FP8 the scales of keys are multiplied into the
         queries, those of values into the result."""
-        whole = None if compute is None else token_index(*self[:4])
+        whole = cache(partial(token_index, *self[:4]))
 
         def run(q: Tensor, layer: Tensor, out: Tensor | None = None,
-                scales: Tensor | None = None) -> Tensor:
+                scales: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
             def read(begin: int, end: int, index: Tensor | None = None) -> Tensor:
                 index = token_index(*self[:3], end, begin) if index is None else index
                 return read_rows(layer, index.view(-1), q.dtype, scales).view(
@@ -252,15 +254,15 @@ class _Seen(NamedTuple):
             def done(x: Tensor) -> Tensor:
                 each = x.view(len(self.pages), len(x) // max(1, len(self.pages)), *x.shape[1:])
                 row = layer[0].numel()
-                if compute is None or not (keeps_scores(x.device) or _has_flash(x, layer)):
+                if compute is None or sinks is not None or not (
+                        keeps_scores(x.device) or _has_flash(x, layer)):
                     place = self.lens[:, None] + torch.arange(-each.shape[1], 0, device=x.device)
                     return attend_blocks(each, read, place, self.span, row, self.window,
-                                         self.scale, self.soft_cap).view(x.shape)
-                assert whole is not None
+                                         self.scale, self.soft_cap, sinks).view(x.shape)
                 parts, some = [], max(1, BYTES // (self.span * row * READ))
                 for at in range(0, max(1, len(each)), some):
                     own = slice(at, at + some)
-                    rows, kv = each[own].flatten(0, 1), read(0, self.span, whole[own])
+                    rows, kv = each[own].flatten(0, 1), read(0, self.span, whole()[own])
                     parts.append(compute(rows.to(kv.dtype), kv, own).reshape(rows.shape))
                 return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(x.dtype)
 

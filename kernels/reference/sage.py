@@ -120,7 +120,7 @@ def sage_extend(rows: Sequence[ExtendChunk], page_size: int, window: int, scale:
     """Attends with chunks of several sequences; see `paged_attention.torch_extend`."""
 
     def run(q: Tensor, layer: Tensor, out: Tensor | None = None,
-            scales: Tensor | None = None) -> Tensor:
+            scales: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
         parts = zip(q.split([row.count for row in rows]), rows, strict=True)
         done = [sage_chunk(own, layer, row, page_size, window, scale, means(layer), scales).out
                 for own, row in parts]

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from actorium.kernels.fp4_weights import Fp4Linear, Fp4Weight, is_fp4
 from actorium.kernels.grouped_rows import BlockRows, GroupedLinear, is_grouped
 from actorium.kernels.inputs import Input, InputForm, Quantised, Unnormed
 from actorium.kernels.linear import FloatLinear, Gated, Linear, PackedLinear, can_pack
@@ -19,6 +20,7 @@ from actorium.kernels.reference.activation import (
     NO_ALPHAS,
     Alphas,
     activate,
+    clamped_swiglu,
     gelu_mul,
     silu_mul,
 )
@@ -26,7 +28,12 @@ from actorium.kernels.reference.apply_plan import apply_plan
 from actorium.kernels.reference.causal_conv import conv_extend, conv_step, conv_tokens
 from actorium.kernels.reference.delta_rule import delta_extend
 from actorium.kernels.reference.delta_window import DeltaLayer, delta_window
-from actorium.kernels.reference.experts import EachExpert, ExpertProducts, Experts
+from actorium.kernels.reference.experts import (
+    EachExpert,
+    ExpertExtras,
+    ExpertProducts,
+    Experts,
+)
 from actorium.kernels.reference.gated_norm import gated_norm, norm_gated
 from actorium.kernels.reference.kda import kda_extend, kda_step
 from actorium.kernels.reference.kv import write_kv
@@ -82,7 +89,7 @@ class TorchOps:
         if is_packed(weight):
             return ScaledLinear(weight, bias)
         if is_grouped(weight):
-            return GroupedLinear(weight, bias)
+            return (Fp4Linear if is_fp4(weight) else GroupedLinear)(weight, bias)
         return PackedLinear(weight, bias) if can_pack(weight) else Linear(weight, bias)
 
     def gated(self, weight: Tensor, bias: Tensor | None, activation: str) -> Gated:
@@ -103,6 +110,13 @@ class TorchOps:
                  else (self.silu_mul, self.silu_mul_quant))
         return Gated(linear, *gates)
 
+    def clamped_gated(self, linear: Linear, alpha: float, limit: float) -> Gated:
+        """`clamped_swiglu` of a product that gives gate and then up."""
+        def gate(y: Tensor) -> Tensor:
+            return clamped_swiglu(y, alpha, limit)
+
+        return Gated(linear, gate, lambda y, form: to_form(gate(y), form))
+
     def float_linear(self, weight: Tensor) -> Linear:
         """A product with this weight, f32[N, K], that is made and given in f32, whatever the dtype
         of its input (a router's)."""
@@ -117,9 +131,14 @@ class TorchOps:
         backend can; for what ranks sum. leaves: a power of two."""
         return self.linear(weight, bias)
 
-    def experts(self, gate_up: Tensor, down: Tensor) -> Experts:
-        """Experts gated by SiLU. gate_up: [E, 2 * I, H]; down: [E, H, I]; or both in FP8, see
-        `scaled_linear.pack`. Raises `TypeError` unless `groups_experts`."""
+    def experts(self, gate_up: Tensor, down: Tensor, extras: ExpertExtras = ExpertExtras()
+                ) -> Experts:
+        """Experts gated by SiLU. gate_up: [E, 2 * I, H]; down: [E, H, I]; or, without extras, both
+        in FP8, see `scaled_linear.pack`. Raises `TypeError` unless `groups_experts`."""
+        raise TypeError(f"{self.name}: experts are run one by one")
+
+    def experts_fp4(self, gate_up: Fp4Weight, down: Fp4Weight, extras: ExpertExtras) -> Experts:
+        """`experts` in MXFP4."""
         raise TypeError(f"{self.name}: experts are run one by one")
 
     def experts_of(self, own: Sequence[ExpertProducts]) -> Experts:

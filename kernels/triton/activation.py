@@ -30,6 +30,15 @@ def gelu(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def clamped(gate: tl.tensor, up: tl.tensor, ALPHA: tl.constexpr, LIMIT: tl.constexpr) -> tl.tensor:
+    """See `reference.activation.clamped_swiglu`, f32."""
+    nan: tl.constexpr = tl.PropagateNan.ALL
+    gate = tl.minimum(gate, LIMIT, propagate_nan=nan)
+    up = tl.maximum(tl.minimum(up, LIMIT, propagate_nan=nan), -LIMIT, propagate_nan=nan)
+    return (up + 1) * gate / (1 + tl.exp(-ALPHA * gate))
+
+
+@triton.jit
 def _gate(gate_up: tl.tensor, stride: tl.tensor, out: tl.tensor, WIDTH: tl.constexpr,
           GELU: tl.constexpr, BLOCK: tl.constexpr) -> None:
     row = tl.program_id(0).to(tl.int64)

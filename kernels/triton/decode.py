@@ -19,7 +19,7 @@ from actorium.kernels.reference.paged_attention import Attend
 from actorium.kernels.triton.device_limits import HOPPER, device_limits
 from actorium.kernels.triton.paged import attend_block, load_rows, padded, query_for
 from actorium.kernels.triton.product import LANES, wide
-from actorium.kernels.triton.softmax import nothing
+from actorium.kernels.triton.softmax import nothing, sunk
 from actorium.kernels.triton.work import (
     ITEM,
     LEAST,
@@ -135,11 +135,11 @@ def _decode(
     q: tl.tensor, layer: tl.tensor, pages: tl.tensor, work: tl.tensor, done: tl.tensor,
     out: tl.tensor, parts: tl.tensor, found: tl.tensor, q_stride: tl.tensor, q_head: tl.tensor,
     out_stride: tl.tensor, pages_stride: tl.tensor, kv_stride: tl.tensor, kv_heads: tl.tensor,
-    scale: tl.tensor, cap: tl.tensor, scales: tl.tensor, Q_LEN: tl.constexpr, GROUP: tl.constexpr,
-    WINDOW: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, CODES: tl.constexpr,
-    WIDE: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, EACH: tl.constexpr, MOST: tl.constexpr,
-    JOIN: tl.constexpr, PARTS: tl.constexpr,
+    scale: tl.tensor, cap: tl.tensor, scales: tl.tensor, sinks: tl.tensor | None,
+    Q_LEN: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
+    SCALED: tl.constexpr, CODES: tl.constexpr, WIDE: tl.constexpr, PAGE: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+    EACH: tl.constexpr, MOST: tl.constexpr, JOIN: tl.constexpr, PARTS: tl.constexpr,
 ) -> None:
     """SCALED: each head has a scale; CODES: each token's has, see `attend_block`. EACH: rows of a
     part; MOST: parts of a sequence; JOIN, PARTS: of which so many rows, and parts, are merged at a
@@ -172,6 +172,8 @@ def _decode(
         query = query_for(query, layer)
         table = pages + sequence.to(tl.int64) * pages_stride
         acc, top, total = nothing(ROWS, BLOCK_D)
+        if sinks is not None:
+            top, total = sunk(sinks, of, live, tl.load(item + 6) == tl.load(item + 4))
         # Blocks in which every row sees all up to the window's front; those of the newest tokens.
         shared = tl.minimum(tl.maximum(shortest // BLOCK_N, begin), end) if Q_LEN > 1 else end
         for block in range(begin, shared):
@@ -232,7 +234,7 @@ class Decode:
         self.work: WorkList | None = None
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
-                 scales: Tensor | None = None) -> Tensor:
+                 scales: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
         """See `Attend`. Lengths are read at the first call."""
         rows, heads, dim = q.shape
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
@@ -253,8 +255,8 @@ class Decode:
         _decode[(tiles, own.workers)](
             q, layer, self.pages, own.items, own.done, out, own.parts, own.lse, q.stride(0),
             q.stride(1), out.stride(0), self.pages.stride(0), layer.stride(0), kv_heads,
-            self.scale, self.soft_cap or 1.0, q if scales is None else scales, Q_LEN=self.q_len,
-            GROUP=heads // kv_heads, WINDOW=self.window, CAPPED=self.soft_cap > 0,
+            self.scale, self.soft_cap or 1.0, q if scales is None else scales, sinks,
+            Q_LEN=self.q_len, GROUP=heads // kv_heads, WINDOW=self.window, CAPPED=self.soft_cap > 0,
             SCALED=scales is not None and layer.dtype is not torch.int8,
             CODES=layer.dtype is torch.int8, WIDE=wide(q.dtype, layer.dtype),
             PAGE=self.page_size, D=dim,

@@ -31,7 +31,7 @@ from actorium.kernels.triton.device_limits import HOPPER, device_limits
 from actorium.kernels.triton.extend import ExtendLaunch, plan_blocks, upload
 from actorium.kernels.triton.paged import attend_block, load_rows, padded, query_for
 from actorium.kernels.triton.product import wide
-from actorium.kernels.triton.softmax import nothing
+from actorium.kernels.triton.softmax import nothing, sunk
 from actorium.kernels.triton.work import PARTS, item_of, programs_of, rounds_of
 
 ITEM = tl.constexpr(8)
@@ -97,10 +97,10 @@ def _exact(
     q: tl.tensor, layer: tl.tensor, work: tl.tensor, out: tl.tensor, parts: tl.tensor,
     found: tl.tensor, q_stride: tl.tensor, q_head: tl.tensor, out_stride: tl.tensor,
     kv_stride: tl.tensor, kv_heads: tl.tensor, each: tl.tensor, scale: tl.tensor, cap: tl.tensor,
-    scales: tl.tensor, GROUP: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
-    SCALED: tl.constexpr, CODES: tl.constexpr, WIDE: tl.constexpr, PAGE: tl.constexpr,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
-    CHUNK: tl.constexpr,
+    scales: tl.tensor, sinks: tl.tensor | None, GROUP: tl.constexpr, WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr, SCALED: tl.constexpr, CODES: tl.constexpr, WIDE: tl.constexpr,
+    PAGE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
 ) -> None:
     """CHUNK: blocks of one. each: rows of a part. parts: f32[items, heads, each, D]; found:
     f32[items, heads, 2, each], what a chunk leaves."""
@@ -129,6 +129,8 @@ def _exact(
         query = load_rows(q + row.to(tl.int64) * q_stride + of * q_head, token < size, D, BLOCK_D)
         query = query_for(query, layer)
         whole, high, weight = nothing(ROWS, BLOCK_D)
+        if sinks is not None:
+            high, weight = sunk(sinks, of, token < size, chunk < 0)
         for part in range(first, last):
             acc, top, total = nothing(ROWS, BLOCK_D)
             lowest = tl.maximum(part * CHUNK, begin)
@@ -168,8 +170,8 @@ def _exact(
 
 @triton.jit(do_not_specialize=["each"])
 def _fold_parts(tiles: tl.tensor, parts: tl.tensor, found: tl.tensor, out: tl.tensor,
-                out_stride: tl.tensor, each: tl.tensor, GROUP: tl.constexpr, D: tl.constexpr,
-                BLOCK_D: tl.constexpr) -> None:
+                sinks: tl.tensor | None, out_stride: tl.tensor, each: tl.tensor,
+                GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr) -> None:
     """Of one row of a tile, and one head: its parts, in their order."""
     tile, head, own = tiles + tl.program_id(0) * TILE, tl.program_id(1), tl.program_id(2)
     count = tl.load(tile + 3)
@@ -177,6 +179,8 @@ def _fold_parts(tiles: tl.tensor, parts: tl.tensor, found: tl.tensor, out: tl.te
         dim, some = tl.arange(0, BLOCK_D), tl.arange(0, 1)
         inside = (dim < D)[None, :]
         whole, high, weight = nothing(1, BLOCK_D)
+        if sinks is not None:
+            high, weight = sunk(sinks, head * GROUP + own % GROUP + some, some == 0, True)
         begin = tl.load(tile + 2).to(tl.int64)
         for number in range(0, count):
             mine = ((begin + number) * tl.num_programs(1) + head) * each
@@ -265,7 +269,7 @@ class ExactAttend(ABC):
         self.shape: ExtendLaunch | None = None
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
-                 scales: Tensor | None = None) -> Tensor:
+                 scales: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
         _, heads, dim = q.shape
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         if not len(q):
@@ -285,7 +289,7 @@ class ExactAttend(ABC):
         _exact[(kv_heads, self.workers)](
             q, layer, self.work, out, self.parts, self.lse, q.stride(0), q.stride(1),
             out.stride(0), layer.stride(0), kv_heads, self.each, self.scale, self.soft_cap or 1.0,
-            q if scales is None else scales, GROUP=group, WINDOW=self.window,
+            q if scales is None else scales, sinks, GROUP=group, WINDOW=self.window,
             CAPPED=self.soft_cap > 0, CODES=layer.dtype is torch.int8,
             SCALED=scales is not None and layer.dtype is not torch.int8,
             WIDE=wide(q.dtype, layer.dtype), PAGE=self.page_size, D=dim, BLOCK_D=width,
@@ -294,8 +298,8 @@ class ExactAttend(ABC):
             enable_fp_fusion=False)
         if len(self.parts):
             _fold_parts[(len(self.tiles), kv_heads, self.each)](
-                self.tiles, self.parts, self.lse, out, out.stride(0), self.each, GROUP=group,
-                D=dim, BLOCK_D=width, num_warps=1, enable_fp_fusion=False)
+                self.tiles, self.parts, self.lse, out, sinks, out.stride(0), self.each,
+                GROUP=group, D=dim, BLOCK_D=width, num_warps=1, enable_fp_fusion=False)
         return out
 
     @abstractmethod

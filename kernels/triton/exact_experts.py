@@ -15,6 +15,7 @@ from torch import Tensor
 from actorium.kernels.inputs import Input
 from actorium.kernels.reference.experts import Experts, grouped
 from actorium.kernels.triton.experts import GroupedExperts
+from actorium.kernels.triton.fp4_experts import Fp4Experts
 
 EACH = 64
 """Rows of an expert that the tile is chosen for: as many as wgmma has at least."""
@@ -89,14 +90,13 @@ def combine_exactly(weights: Tensor, outs: Tensor) -> Tensor:
 
 
 class ExactExperts(Experts):
-    """Experts of 16 bits."""
+    """Experts of 16 bits, or in MXFP4."""
 
     waits = False
 
-    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
-        """See `GroupedExperts`."""
-        self._products = GroupedExperts(gate_up, down)
-        self._products.tiled_for = EACH
+    def __init__(self, products: GroupedExperts | Fp4Experts) -> None:
+        self._products = products
+        products.tiled_for = EACH
 
     def choose(self, logits: Tensor, chosen: int, normalised: bool) -> tuple[Tensor, Tensor]:
         return choose_experts(logits, chosen, normalised)

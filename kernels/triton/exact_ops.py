@@ -13,11 +13,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from actorium.kernels.fp4_weights import Fp4Weight
 from actorium.kernels.linear import Gated, Linear
-from actorium.kernels.reference.experts import ExpertProducts, Experts
+from actorium.kernels.reference.experts import ExpertExtras, ExpertProducts, Experts
 from actorium.kernels.scaled_linear import has_products, is_packed
 from actorium.kernels.triton.exact_experts import ExactExperts
 from actorium.kernels.triton.exact_product import ExactLinear, fits_exactly
+from actorium.kernels.triton.experts import GroupedExperts
+from actorium.kernels.triton.fp4_experts import Fp4Experts
 from actorium.kernels.triton.grouped_mm import TritonGrouped, can_serve
 from actorium.kernels.triton.int8_mm import TritonInt8, has_row_scales
 from actorium.kernels.triton.scaled_mm import TritonScaledLinear
@@ -56,11 +59,15 @@ class ExactTritonOps(TritonOps):
     def gated(self, weight: Tensor, bias: Tensor | None, activation: str) -> Gated:
         return self.gated_by(self.linear(weight, bias), activation)
 
-    def experts(self, gate_up: Tensor, down: Tensor) -> Experts:
+    def experts(self, gate_up: Tensor, down: Tensor, extras: ExpertExtras = ExpertExtras()
+                ) -> Experts:
         if down.dtype in (torch.bfloat16, torch.float16):
-            return ExactExperts(gate_up, down)
+            return ExactExperts(GroupedExperts(gate_up, down, extras))
         self.inexact.add("experts in FP8 or float32")
-        return super().experts(gate_up, down)
+        return super().experts(gate_up, down, extras)
+
+    def experts_fp4(self, gate_up: Fp4Weight, down: Fp4Weight, extras: ExpertExtras) -> Experts:
+        return ExactExperts(Fp4Experts(gate_up, down, extras))
 
     def squared_experts(self, up: Tensor, down: Tensor) -> Experts:
         self.inexact.add("experts without a gate")

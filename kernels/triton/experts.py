@@ -17,8 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from actorium.kernels.inputs import Input, plain
-from actorium.kernels.reference.experts import Experts, combine, grouped
-from actorium.kernels.triton.activation import silu
+from actorium.kernels.reference.experts import ExpertExtras, Experts, combine, grouped
+from actorium.kernels.triton.activation import clamped, silu
 from actorium.kernels.triton.device_limits import HOPPER, device_limits
 from actorium.kernels.triton.product import operand, tile_at, wide
 
@@ -86,23 +86,40 @@ def ways(order: tl.tensor, place: tl.tensor, live: tl.tensor, CHOSEN: tl.constex
 
 
 @triton.jit
-def put_rows(total: tl.tensor, more: tl.tensor, out: tl.tensor, to: tl.tensor, live: tl.tensor,
-             column: tl.tensor, outs: tl.tensor, GATED: tl.constexpr) -> None:
-    """Store f32[ROWS, OUTS] as live rows `to`; GATED: silu(total) * more instead."""
+def biased(total: tl.tensor, more: tl.tensor, bias: tl.tensor, expert: tl.tensor,
+           column: tl.tensor, outs: tl.tensor, GATED: tl.constexpr) -> tl.tensor:
+    """Both sums with the expert's bias. bias: [E, outs], or [E, 2 * outs] where they are gated."""
+    at = bias + expert.to(tl.int64) * ((1 + GATED) * outs) + column
+    total += tl.load(at).to(tl.float32)[None, :]
     if GATED:
-        total = silu(total) * more
+        more += tl.load(at + outs).to(tl.float32)[None, :]
+    return total, more
+
+
+@triton.jit
+def put_rows(total: tl.tensor, more: tl.tensor, out: tl.tensor, to: tl.tensor, live: tl.tensor,
+             column: tl.tensor, outs: tl.tensor, GATED: tl.constexpr, ALPHA: tl.constexpr = 0.0,
+             LIMIT: tl.constexpr = 0.0) -> None:
+    """Store f32[ROWS, OUTS] as live rows `to`; GATED: silu(total) * more instead, or, with a LIMIT
+    above 0, the clamped SwiGLU of both."""
+    if GATED:
+        if LIMIT > 0:
+            total = clamped(total, more, ALPHA, LIMIT)
+        else:
+            total = silu(total) * more
     tl.store(out + to[:, None] * outs + column[None, :], total.to(out.dtype.element_ty),
              mask=live[:, None] & (column < outs)[None, :])
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _product(x: tl.tensor, stride: tl.tensor, order: tl.tensor, ends: tl.tensor, w: tl.tensor,
-             out: tl.tensor, rows: tl.tensor, width: tl.tensor, outs: tl.tensor,
-             CHOSEN: tl.constexpr, GATED: tl.constexpr, EVEN: tl.constexpr, WIDE: tl.constexpr,
-             EXPERTS: tl.constexpr, E_BLOCK: tl.constexpr, ROWS: tl.constexpr, OUTS: tl.constexpr,
-             COLUMNS: tl.constexpr) -> None:
-    """GATED: silu of the gate's rows of the weight times those of up; see `ways` as well. EVEN: the
-    width is a multiple of COLUMNS."""
+             bias: tl.tensor | None, out: tl.tensor, rows: tl.tensor, width: tl.tensor,
+             outs: tl.tensor, CHOSEN: tl.constexpr, GATED: tl.constexpr, EVEN: tl.constexpr,
+             WIDE: tl.constexpr, EXPERTS: tl.constexpr, E_BLOCK: tl.constexpr, ROWS: tl.constexpr,
+             OUTS: tl.constexpr, COLUMNS: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr
+             ) -> None:
+    """GATED: silu of the gate's rows of the weight times those of up; see `ways` and `put_rows` as
+    well. bias: of all experts' rows. EVEN: the width is a multiple of COLUMNS."""
     expert, place, live = rows_of(ends, rows, tl.program_id(0), EXPERTS, E_BLOCK, ROWS)
     if expert >= EXPERTS:
         return
@@ -125,12 +142,13 @@ def _product(x: tl.tensor, stride: tl.tensor, order: tl.tensor, ends: tl.tensor,
             more = tl.dot(operand(a, a, WIDE), operand(c, a, WIDE), more, input_precision="ieee")
         x_at += COLUMNS
         w_at += COLUMNS
-    put_rows(total, more, out, to, live, column, outs, GATED)
+    if bias is not None:
+        total, more = biased(total, more, bias, expert, other, outs, GATED)
+    put_rows(total, more, out, to, live, column, outs, GATED, ALPHA, LIMIT)
 
 
 class SortedExperts(Experts, Generic[Weight]):
-    """Experts of one size, without biases, in two products of sorted rows; nothing waits for the
-    device."""
+    """Experts of one size in two products of sorted rows; nothing waits for the device."""
 
     waits = False
 
@@ -166,9 +184,11 @@ class GroupedExperts(SortedExperts[Tensor]):
     """Rows of an expert that tiles are chosen for, however many there are; None: as many as there
     are."""
 
-    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+    def __init__(self, gate_up: Tensor, down: Tensor,
+                 extras: ExpertExtras = ExpertExtras()) -> None:
         """gate_up: [E, 2 * I, H], gate's rows before those of up; down: [E, H, I]."""
         super().__init__(gate_up, down, torch.arange(len(down), device=down.device), down.shape[2])
+        self.extras = extras
 
     def launch(self, x: Input, order: Tensor, ends: Tensor, w: Tensor, out: Tensor,
                chosen: int) -> None:
@@ -177,10 +197,12 @@ class GroupedExperts(SortedExperts[Tensor]):
         (rows, outs), experts, width = out.shape, len(w), x.shape[1]
         t = tile(rows if self.tiled_for is None else self.tiled_for * experts, experts, chosen > 0,
                  x.dtype is torch.float32, device_limits(x.device).shared)
+        alpha, limit = self.extras.clamp or (0.0, 0.0)
         _product[(rows // t.rows + min(experts, rows), triton.cdiv(outs, t.outs))](
-            x, x.stride(0), order, ends, w, out, rows, width, outs, CHOSEN=max(1, chosen),
-            GATED=chosen > 0, EVEN=width % t.columns == 0, WIDE=wide(x.dtype), EXPERTS=experts,
-            E_BLOCK=triton.next_power_of_2(experts), ROWS=t.rows, OUTS=t.outs, COLUMNS=t.columns,
+            x, x.stride(0), order, ends, w, self.extras[chosen == 0], out, rows, width, outs,
+            CHOSEN=max(1, chosen), GATED=chosen > 0, EVEN=width % t.columns == 0,
+            WIDE=wide(x.dtype), EXPERTS=experts, E_BLOCK=triton.next_power_of_2(experts),
+            ROWS=t.rows, OUTS=t.outs, COLUMNS=t.columns, ALPHA=alpha, LIMIT=limit,
             num_warps=t.warps, num_stages=t.stages)
 
 

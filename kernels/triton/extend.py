@@ -23,7 +23,7 @@ from actorium.kernels.triton.device_limits import HOPPER, device_limits
 from actorium.kernels.triton.merge import merge, parts_of
 from actorium.kernels.triton.paged import attend_block, load_rows, padded, query_for
 from actorium.kernels.triton.product import LANES, wide
-from actorium.kernels.triton.softmax import nothing, put
+from actorium.kernels.triton.softmax import nothing, put, sunk
 
 MOST_SPLITS = 64
 WORK = 6
@@ -115,10 +115,11 @@ def _extend(
     q: tl.tensor, layer: tl.tensor, work: tl.tensor, out: tl.tensor, parts: tl.tensor,
     found: tl.tensor, splits: tl.tensor, q_stride: tl.tensor, q_head: tl.tensor,
     out_stride: tl.tensor, kv_stride: tl.tensor, kv_heads: tl.tensor, count: tl.tensor,
-    scale: tl.tensor, cap: tl.tensor, scales: tl.tensor, GROUP: tl.constexpr,
-    WINDOW: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, CODES: tl.constexpr,
-    SPLIT: tl.constexpr, WIDE: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, WORK: tl.constexpr,
+    scale: tl.tensor, cap: tl.tensor, scales: tl.tensor, sinks: tl.tensor | None,
+    GROUP: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr,
+    CODES: tl.constexpr, SPLIT: tl.constexpr, WIDE: tl.constexpr, PAGE: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+    WORK: tl.constexpr,
 ) -> None:
     head = tl.program_id(0)
     mine = work + tl.program_id(1) * WORK
@@ -153,6 +154,8 @@ def _extend(
     if SCALED:
         scale *= tl.load(scales + head)
     acc, top, total = nothing(ROWS, BLOCK_D)
+    if sinks is not None:
+        top, total = sunk(sinks, of, live, tl.program_id(2) == 0)
     # Blocks at the window's front; those that every row sees whole; those on the diagonal.
     front = begin
     if WINDOW:
@@ -192,7 +195,7 @@ class Extend:
         self.tokens, self.keys, self.work = 0, 0, torch.empty(0)
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
-                 scales: Tensor | None = None) -> Tensor:
+                 scales: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
         _, heads, dim = q.shape
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         if not self.longest:
@@ -210,7 +213,7 @@ class Extend:
         _extend[(kv_heads, len(self.work), splits)](
             q, layer, self.work, out, parts, found, splits, q.stride(0), q.stride(1),
             out.stride(0), layer.stride(0), kv_heads, len(q), self.scale, self.soft_cap or 1.0,
-            q if scales is None else scales, GROUP=group, WINDOW=self.window,
+            q if scales is None else scales, sinks, GROUP=group, WINDOW=self.window,
             CAPPED=self.soft_cap > 0, CODES=layer.dtype is torch.int8,
             SCALED=scales is not None and layer.dtype is not torch.int8, SPLIT=splits > 1,
             WIDE=wide(q.dtype, layer.dtype), PAGE=self.page_size, D=dim, BLOCK_D=width,

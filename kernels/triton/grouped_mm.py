@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from actorium.kernels.fp4_weights import is_fp4
 from actorium.kernels.grouped_rows import (
     Grouped,
     columns_of,
@@ -141,7 +142,8 @@ def words_of(bits: int) -> int:
 
 def can_serve(weight: Tensor) -> bool:
     """Whether these kernels take this weight."""
-    return is_grouped(weight) and weight.dim() == 2 and columns_of(weight) % STEP == 0
+    return (is_grouped(weight) and weight.dim() == 2 and columns_of(weight) % STEP == 0
+            and not is_fp4(weight))
 
 
 def _factor(rows: Tensor) -> float:

@@ -221,7 +221,7 @@ class LatentDecode:
         self.work: WorkList | None = None
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
-                 scales: Tensor | None = None) -> Tensor:
+                 scales: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
         """See `Attend`. Of a result's width the first `rank` numbers are written. Lengths are read
         at the first call."""
         rows, heads, width = q.shape

@@ -81,7 +81,7 @@ class LatentExtend:
         self.work: Tensor | None = None
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
-                 scales: Tensor | None = None) -> Tensor:
+                 scales: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
         """See `Attend`. Of a result's width the first `rank` numbers are written."""
         count, heads, width = q.shape
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out

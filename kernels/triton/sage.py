@@ -234,7 +234,7 @@ class SageExtend:
         self.ready = keys <= MOST_KEYS * sum(row.count for row in rows)
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
-                 scales: Tensor | None = None) -> Tensor:
+                 scales: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         if not len(q):
             return out
@@ -303,7 +303,7 @@ class SageDecode:
         self.blocks = SageBlocks(work, min(span, window) if window else span, None, 0)
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
-                 scales: Tensor | None = None) -> Tensor:
+                 scales: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         if not len(q):
             return out

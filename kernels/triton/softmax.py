@@ -24,6 +24,15 @@ def nothing(ROWS: tl.constexpr, BLOCK_D: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
+def sunk(sinks: tl.tensor, of: tl.tensor, live: tl.tensor, first: tl.tensor) -> tl.tensor:
+    """(top, total) where rows begin with their attention sink, as if they had seen a token whose
+    value is 0. sinks: f32[heads]; of: the heads of the rows; first: whether this is the part of the
+    keys with which the sink is counted, once."""
+    score = tl.load(sinks + of, mask=live & first, other=-float("inf")) * LOG2E
+    return score, tl.where(live & first, 1.0, 0.0)
+
+
+@triton.jit
 def take(
     acc: tl.tensor, top: tl.tensor, total: tl.tensor, score: tl.tensor, value: tl.tensor,
     seen: tl.tensor, like: tl.tensor, GUARD: tl.constexpr, WIDE: tl.constexpr,

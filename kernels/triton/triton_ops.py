@@ -10,11 +10,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from actorium.kernels.fp4_weights import Fp4Weight
 from actorium.kernels.grouped_rows import is_grouped
 from actorium.kernels.inputs import Input, InputForm, Quantised, plain
 from actorium.kernels.linear import Gated, Linear, can_pack
 from actorium.kernels.reference.activation import NO_ALPHAS, Alphas
-from actorium.kernels.reference.experts import Experts
+from actorium.kernels.reference.experts import ExpertExtras, Experts
 from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.sampling_ops import SamplingOps
 from actorium.kernels.sampling_tables import SamplingTables
@@ -30,6 +31,7 @@ from actorium.kernels.triton.delta_extend import delta_extend
 from actorium.kernels.triton.draw import choose
 from actorium.kernels.triton.experts import GroupedExperts, SquaredExperts
 from actorium.kernels.triton.fill import fill
+from actorium.kernels.triton.fp4_experts import Fp4Experts
 from actorium.kernels.triton.gated_norm import gated_norm, norm_gated
 from actorium.kernels.triton.grouped_mm import TritonGrouped, TritonGroupedGated, can_serve
 from actorium.kernels.triton.int8_mm import TritonInt8, has_row_scales
@@ -169,8 +171,14 @@ class TritonOps(TorchOps):
     def squared_experts(self, up: Tensor, down: Tensor) -> Experts:
         return SquaredExperts(up, down, self.activation("relu2"))
 
-    def experts(self, gate_up: Tensor, down: Tensor) -> Experts:
-        return (ScaledExperts if is_packed(down) else GroupedExperts)(gate_up, down)
+    def experts(self, gate_up: Tensor, down: Tensor, extras: ExpertExtras = ExpertExtras()
+                ) -> Experts:
+        if is_packed(down):
+            return ScaledExperts(gate_up, down)
+        return GroupedExperts(gate_up, down, extras)
+
+    def experts_fp4(self, gate_up: Fp4Weight, down: Fp4Weight, extras: ExpertExtras) -> Experts:
+        return Fp4Experts(gate_up, down, extras)
 
     @property
     def sampling(self) -> SamplingOps:

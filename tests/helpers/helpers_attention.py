@@ -101,9 +101,10 @@ class Paged:
         lens = torch.tensor([row.start + row.count for row in self.rows], dtype=torch.int32)
         return tables.to(self.device), lens.to(self.device)
 
-    def wanted(self, cap: float = 0.0, scales: Tensor | None = None) -> Tensor:
+    def wanted(self, cap: float = 0.0, scales: Tensor | None = None,
+               sinks: Tensor | None = None) -> Tensor:
         """f64[N, H, D], on the CPU. scales: f32[2 * kv_heads], of the pages; those in INT8 have
-        their own."""
+        their own. sinks: f32[heads]"""
         done, first, layer = [], 0, self.layer.cpu()
         for row in self.rows:
             length = row.start + row.count
@@ -125,7 +126,11 @@ class Paged:
             hidden = place > at
             if self.window:
                 hidden |= place <= at - self.window
-            weight = score.masked_fill(hidden, -math.inf).softmax(-1)
+            score = score.masked_fill(hidden, -math.inf)
+            if sinks is not None:
+                sunk = sinks.double().cpu()[:, None, None].expand(-1, row.count, 1)
+                score = torch.cat((score, sunk), -1)
+            weight = score.softmax(-1)[..., :length]
             done.append(torch.einsum("hqk,khd->qhd", weight, values.repeat_interleave(group, 1)))
             first += row.count
         return torch.cat(done) if done else torch.empty(0)
@@ -134,6 +139,14 @@ class Paged:
 def error(got: Tensor, want: Tensor) -> float:
     """|got - want| / |want|; NaN where `got` has any."""
     return float((got.double().cpu() - want).norm() / want.norm())
+
+
+def check_sinks(case: Paged, run: Callable[[Tensor], Tensor]) -> None:
+    """Of sinks below, among and above the scores."""
+    sinks = torch.linspace(-8, 8, case.heads, device=case.device)
+    got = run(sinks)
+    assert error(got, case.wanted(sinks=sinks)) < 1e-5
+    assert error(got, case.wanted()) > 1e-2
 
 
 def check_soft_cap(case: Paged, cap: float, run: Callable[[], Tensor]) -> None:

@@ -163,6 +163,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["Jais2ForCausalLM"]},
     {"architectures": ["VaultGemmaForCausalLM"], "sliding_window": 32},
     {"architectures": ["OPTForCausalLM"], "ffn_dim": 96},
+    {"architectures": ["GptOssForCausalLM"], "num_local_experts": 6, "sliding_window": 32},
 ]
 
 

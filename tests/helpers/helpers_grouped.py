@@ -37,7 +37,9 @@ def write_twin(source: Path, twin: Path, form: WeightFormat, head: WeightFormat 
     tied = bool(raw.get("tie_word_embeddings"))
     for name, weight in tensors.items():
         if PROJECTION.search(name) and not APART.search(name):
-            tensors[name] = dequantised(weight, form)
+            turned = weight.dim() == 3 and raw["model_type"] == "gpt_oss"
+            own = dequantised(weight.mT if turned else weight, form)
+            tensors[name] = own.mT.contiguous() if turned else own
         elif head is not None and name == (EMBED if tied else HEAD):
             tensors[name] = dequantised(weight, head)
     save_file(tensors, twin / SINGLE, {"format": "pt"})

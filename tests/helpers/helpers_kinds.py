@@ -37,6 +37,12 @@ def write_kind(path: Path, kind: str) -> None:
         write_hybrid(path, MOE if kind == "experts" else SPARSE, 5)
     elif kind == "llama":
         write_checkpoint(path, "LlamaForCausalLM", seed=5)
+    elif kind == "scaled-queries":
+        write_checkpoint(path, "Ministral3ForCausalLM", seed=5, rope_parameters={
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "llama_4_scaling_beta": 0.3,
+            "original_max_position_embeddings": 8})
+    elif kind == "norm-behind-rope":
+        write_checkpoint(path, "HunYuanDenseV1ForCausalLM", seed=5)
     elif kind == "norms-after":
         write_checkpoint(path, "Olmo3ForCausalLM", seed=5, sliding_window=9)
     elif kind == "layer-norms":

@@ -31,6 +31,8 @@ WRITERS: dict[str, Callable[..., Any]] = {
     "mixtral": partial(write_checkpoint, architecture="MixtralForCausalLM"),
     "granite-moe": partial(write_checkpoint, architecture="GraniteMoeForCausalLM",
                            attention_multiplier=0.2),
+    "gpt-oss": partial(write_checkpoint, architecture="GptOssForCausalLM", num_local_experts=6,
+                       sliding_window=9),
     "gemma2": partial(write_checkpoint, architecture="Gemma2ForCausalLM", sliding_window=9),
 }
 

@@ -171,7 +171,9 @@ def test_a_rows_experts_are_weighted_as_alone(ops: NativeOps) -> None:
 class Pages:
     """A layer's pages with one sequence, and queries of all its tokens."""
 
-    def __init__(self, heads: int, kv_heads: int, dim: int, length: int, kind: str) -> None:
+    def __init__(self, heads: int, kv_heads: int, dim: int, length: int, kind: str,
+                 sunk: bool = False) -> None:
+        """sunk: heads have sinks, and scores are capped."""
         gen = torch.Generator().manual_seed(heads * dim + length)
         width = -(-length // PAGE)
         shape = ((width + 1) * PAGE, 2 * kv_heads, dim)
@@ -186,13 +188,16 @@ class Pages:
         self.table = (1 + torch.randperm(width, generator=gen)).int()
         # Some scores lie far above those before them, so that the maximum moves more than once.
         self.q = torch.randn(length, heads, dim, generator=gen).mul_(3).bfloat16()
+        self.cap = 12.0 if sunk else 0.0
+        self.sinks = torch.linspace(-20, 20, heads) if sunk else None
 
     def extended(self, own: NativeAttention, window: int, sizes: list[int]) -> Tensor:
         parts, at = [], 0
         for size in sizes:
             row = SimpleNamespace(start=at, count=size, pages=self.table)
-            attend = own.extend([row], PAGE, window, 0.2)
-            parts.append(attend(self.q[at:at + size].contiguous(), self.layer, None, self.scales))
+            attend = own.extend([row], PAGE, window, 0.2, self.cap)
+            parts.append(attend(self.q[at:at + size].contiguous(), self.layer, None, self.scales,
+                                self.sinks))
             at += size
         return torch.cat(parts)
 
@@ -201,8 +206,9 @@ class Pages:
         lens = torch.tensor(ends, dtype=torch.int32)
         q = torch.cat([self.q[end - q_len:end] for end in ends])
         attend = own.decode(self.table.expand(len(ends), -1).contiguous(), lens, max(ends), q_len,
-                            PAGE, window, 0.2)
-        return attend(q, self.layer, None, self.scales).view(len(ends), q_len, *q.shape[1:])
+                            PAGE, window, 0.2, self.cap)
+        return attend(q, self.layer, None, self.scales, self.sinks).view(
+            len(ends), q_len, *q.shape[1:])
 
 
 @pytest.mark.parametrize("pages", ["bf16", "int8", "fp8"])
@@ -212,8 +218,17 @@ class Pages:
 def test_attention(ops: NativeOps, heads: int, kv_heads: int, dim: int, length: int, window: int,
                    pages: str) -> None:
     """Chunks of any size, decodes alone and together, and windows of drafts."""
+    check_attention(ops, Pages(heads, kv_heads, dim, length, pages), length, window)
+
+
+@pytest.mark.parametrize("pages", ["bf16", "int8"])
+def test_attention_with_sinks_and_capped_scores(ops: NativeOps, pages: str) -> None:
+    check_attention(ops, Pages(6, 2, 64, 290, pages, True), 290, 0)
+    check_attention(ops, Pages(3, 3, 32, 140, pages, True), 140, 50)
+
+
+def check_attention(ops: NativeOps, case: Pages, length: int, window: int) -> None:
     own = NativeAttention(ops.lib, ops.threads, exact=True)
-    case = Pages(heads, kv_heads, dim, length, pages)
     whole = case.extended(own, window, [length])
     for size in (7, 64, 130):
         sizes = [size] * (length // size) + [length % size]

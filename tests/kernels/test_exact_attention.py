@@ -35,23 +35,25 @@ def sequence(length: int, heads: int, kv: int, dim: int, window: int, kept: torc
     return case
 
 
-def extended(case: Paged, start: int, count: int, splits: bool = False) -> Tensor:
+def extended(case: Paged, start: int, count: int, splits: bool = False,
+             sinks: Tensor | None = None) -> Tensor:
     """A chunk of the only sequence."""
     row = case.rows[0]
     own = type(row)(start, count, row.pages)
     attend = exact_extend([own], case.page_size, case.window, case.scale, 0.0, CHUNK)
     with patch.object(exact_attention, "programs_of", lambda *_: 1 << 20 if splits else 1):
-        return attend(case.q[start:start + count], case.layer, None, case.scales)
+        return attend(case.q[start:start + count], case.layer, None, case.scales, sinks)
 
 
-def decoded(case: Paged, ends: list[int], q_len: int = 1, splits: bool = True) -> Tensor:
+def decoded(case: Paged, ends: list[int], q_len: int = 1, splits: bool = True,
+            sinks: Tensor | None = None) -> Tensor:
     """Rows of the only sequence, as of several that begin alike: those that end there."""
     tables = case.rows[0].pages[None].expand(len(ends), -1).contiguous()
     at = torch.tensor(ends)[:, None] - q_len + torch.arange(q_len)
     attend = exact_decode(tables, torch.tensor(ends, dtype=torch.int32), max(ends), q_len,
                           case.page_size, case.window, case.scale, 0.0, CHUNK)
     with patch.object(exact_attention, "PARTS", 1 << 30 if splits else 0):
-        return attend(case.q[at.flatten()], case.layer, None, case.scales)
+        return attend(case.q[at.flatten()], case.layer, None, case.scales, sinks)
 
 
 @pytest.mark.parametrize(("heads", "kv", "dim", "window", "kept"), SHAPES)
@@ -72,6 +74,15 @@ def test_a_query_has_the_same_bits_wherever_it_is_computed(
         assert torch.equal(decoded(case, ends[:1], 1, splits), whole[rows[:1]])
     window_rows = torch.tensor([[300, 129, 20]]).T - 3 + torch.arange(3)
     assert torch.equal(decoded(case, [300, 129, 20], 3), whole[window_rows.flatten()])
+
+
+def test_sinks_have_the_same_bits_however_keys_are_shared_out() -> None:
+    case, sinks = sequence(300, 4, 2, 32, 0, BF16), torch.linspace(-4, 4, 4)
+    whole = extended(case, 0, 300, sinks=sinks)
+    assert error(whole, case.wanted(sinks=sinks)) < 2e-2
+    assert torch.equal(extended(case, 283, 17, True, sinks), whole[283:])
+    for splits in (True, False):
+        assert torch.equal(decoded(case, [300, 129], 1, splits, sinks), whole[[299, 128]])
 
 
 def test_neighbours_change_nothing() -> None:

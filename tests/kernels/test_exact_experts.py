@@ -20,9 +20,11 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("normalised", [True, False])
 def test_tokens_depend_on_themselves_alone(normalised: bool) -> None:
     from actorium.kernels.triton.exact_experts import ExactExperts
+    from actorium.kernels.triton.experts import GroupedExperts
 
     gate_up, down = drawn(EXPERTS, 64, 48, seed=1) * 0.2, drawn(EXPERTS, 48, 32, seed=2) * 0.2
-    own, x, logits = ExactExperts(gate_up, down), drawn(33, 48), drawn(33, EXPERTS + 1, seed=3)
+    own = ExactExperts(GroupedExperts(gate_up, down))
+    x, logits = drawn(33, 48), drawn(33, EXPERTS + 1, seed=3)
     logits = logits[:, :EXPERTS]  # a shared expert's gate lies behind them
     weights, chosen = own.choose(logits, CHOSEN, normalised)
     want, experts = route(logits, CHOSEN, normalised)

@@ -8,7 +8,16 @@ from typing import Any, cast
 
 import pytest
 import torch
-from helpers_attention import BF16, DTYPES, FEW, INTERPRETED, Paged, check_soft_cap, error
+from helpers_attention import (
+    BF16,
+    DTYPES,
+    FEW,
+    INTERPRETED,
+    Paged,
+    check_sinks,
+    check_soft_cap,
+    error,
+)
 from helpers_pairs import pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,12 +34,13 @@ from actorium.kernels.triton.work import PARTS, Room, Rule, make, room_of, rule_
 pytestmark = INTERPRETED
 
 
-def run(case: Paged, q_len: int, soft_cap: float = 0.0, splits: int = 0) -> torch.Tensor:
+def run(case: Paged, q_len: int, soft_cap: float = 0.0, splits: int = 0,
+        sinks: torch.Tensor | None = None) -> torch.Tensor:
     tables, lens = case.tables()
     attend = decode(tables, lens, int(lens.max()), q_len, case.page_size, case.window, case.scale,
                     soft_cap, splits)
     out = case.poisoned()
-    assert attend(case.q, case.layer, out) is out
+    assert attend(case.q, case.layer, out, None, sinks) is out
     return out
 
 
@@ -70,6 +80,12 @@ def test_dtypes(dtype: torch.dtype, kv_dtype: torch.dtype, bound: float, splits:
 def test_soft_cap(cap: float) -> None:
     case = Paged([(70, 3), (3, 3)], 4, 2, 64, 16, window=50)
     check_soft_cap(case, cap, lambda: run(case, 3, cap, splits=2))
+
+
+@pytest.mark.parametrize(("splits", "window"), [(1, 0), (4, 0), (3, 50)])
+def test_sinks_count_once(splits: int, window: int) -> None:
+    case = Paged([(70, 3), (3, 3)], 4, 2, 64, 16, window=window)
+    check_sinks(case, lambda sinks: run(case, 3, splits=splits, sinks=sinks))
 
 
 def test_more_rows_than_a_program_takes() -> None:

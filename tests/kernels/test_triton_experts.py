@@ -3,6 +3,7 @@ for Hopper, on a CUDA device, and in whole models."""
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 
@@ -23,11 +24,14 @@ from actorium.actors.config.tree import Config, DeviceConfig
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.models.registry import load_model
 from actorium.kernels.backends import triton_fault
-from actorium.kernels.reference.activation import silu_mul
-from actorium.kernels.reference.experts import EachExpert, Experts, StackedExperts
+from actorium.kernels.fp4_weights import dequantise_fp4, pack_fp4, stack_fp4
+from actorium.kernels.grouped_rows import FP4, pack_rows, quantise_grouped
+from actorium.kernels.reference.activation import clamped_swiglu, silu_mul
+from actorium.kernels.reference.experts import EachExpert, ExpertExtras, Experts, StackedExperts
 from actorium.kernels.scaled_linear import ScaledLinear, groups, pack
 from actorium.kernels.triton.device_limits import HOPPER
 from actorium.kernels.triton.experts import GroupedExperts, tile
+from actorium.kernels.triton.fp4_experts import Fp4Experts
 from actorium.kernels.triton.scaled_experts import ScaledExperts
 from actorium.kernels.triton.triton_ops import TritonOps
 
@@ -80,6 +84,49 @@ def test_as_the_reference(rows: int, experts: int, chosen: int, width: int, inne
     layer = Layer(rows, experts, chosen, width, inner, torch.float32, CPU, chosen * few)
     layer.check(GroupedExperts(layer.gate_up, layer.down), 1e-5)
     layer.check(StackedExperts(layer.gate_up, layer.down), 1e-5)
+
+
+@interpreted
+@pytest.mark.parametrize(("rows", "limit"), [(0, 7.0), (21, 7.0), (70, 0.5)])
+def test_biases_and_clamped_gates(rows: int, limit: float) -> None:
+    layer = Layer(rows, 5, 2, 72, 33, torch.float32)
+    gen = torch.Generator().manual_seed(rows)
+    extras = ExpertExtras(torch.randn(5, 66, generator=gen), torch.randn(5, 72, generator=gen),
+                          (1.702, limit))
+    want = StackedExperts(layer.gate_up, layer.down, extras)(layer.x, layer.weights, layer.chosen)
+    got = GroupedExperts(layer.gate_up, layer.down, extras)(layer.x, layer.weights, layer.chosen)
+    assert torch.allclose(got, want, atol=1e-4)
+    assert not rows or (layer.exact() - want).norm() > 0.1 * want.norm()
+    one = clamped_swiglu(torch.tensor([[limit + 2, -3.0, torch.nan, -limit - 2, 0.5, 1.0]]), 1.7,
+                         limit)
+    assert one[0, 0] == pytest.approx(limit / (1 + math.exp(-1.7 * limit)) * (1 - limit))
+    assert one[0, 2].isnan()
+
+
+@interpreted
+@pytest.mark.parametrize(("rows", "dtype", "plain"), [
+    (0, torch.float32, True), (21, torch.float32, False), (70, torch.float32, True),
+    (21, torch.bfloat16, False)])
+def test_experts_in_mxfp4(rows: int, dtype: torch.dtype, plain: bool) -> None:
+    """Scales at both ends of e8m0 too, of weights that nobody notices or that are 0."""
+    layer = Layer(rows, 5, 2, 96, 64, dtype)
+    gen = torch.Generator().manual_seed(rows)
+    extras = ExpertExtras() if plain else ExpertExtras(
+        torch.randn(5, 128, generator=gen).to(dtype), torch.randn(5, 96, generator=gen).to(dtype),
+        (1.702, 7.0))
+    held = []
+    for weight in (layer.gate_up, layer.down):
+        rows_of = [pack_rows(quantise_grouped(own.float(), FP4)) for own in weight]
+        own = stack_fp4([pack_fp4(each) for each in rows_of])
+        own.scales[0, 0] = 0
+        own.scales[1, 1] = 254
+        own.codes[1, 1] = 0
+        held.append(own)
+    wide = [dequantise_fp4(own, dtype) for own in held]
+    want = StackedExperts(*wide, extras)(layer.x, layer.weights, layer.chosen)
+    got = Fp4Experts(*held, extras)(layer.x, layer.weights, layer.chosen)
+    assert (got - want).float().norm() <= (1e-5 if dtype is torch.float32 else 1e-2) * (
+        want.float().norm())
 
 
 @interpreted

@@ -6,7 +6,16 @@ import math
 
 import pytest
 import torch
-from helpers_attention import DTYPES, FEW, INTERPRETED, Paged, Row, check_soft_cap, error
+from helpers_attention import (
+    DTYPES,
+    FEW,
+    INTERPRETED,
+    Paged,
+    Row,
+    check_sinks,
+    check_soft_cap,
+    error,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,10 +25,11 @@ from actorium.kernels.triton.extend import ExtendLaunch, config, extend, plan_bl
 pytestmark = INTERPRETED
 
 
-def run(case: Paged, soft_cap: float = 0.0, splits: int = 0) -> torch.Tensor:
+def run(case: Paged, soft_cap: float = 0.0, splits: int = 0,
+        sinks: torch.Tensor | None = None) -> torch.Tensor:
     out = case.poisoned()
     attend = extend(case.rows, case.page_size, case.window, case.scale, soft_cap, splits)
-    assert attend(case.q, case.layer, out) is out
+    assert attend(case.q, case.layer, out, None, sinks) is out
     return out
 
 
@@ -56,6 +66,12 @@ def test_dtypes(dtype: torch.dtype, kv_dtype: torch.dtype, bound: float) -> None
 def test_soft_cap(cap: float) -> None:
     case = Paged([(70, 30), (0, 5)], 4, 2, 64, 16, window=50)
     check_soft_cap(case, cap, lambda: run(case, cap))
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_sinks_count_once(splits: int) -> None:
+    case = Paged([(70, 30), (0, 5)], 4, 2, 64, 16, window=50)
+    check_sinks(case, lambda sinks: run(case, splits=splits, sinks=sinks))
 
 
 @pytest.mark.parametrize("window", [

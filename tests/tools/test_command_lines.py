@@ -148,11 +148,12 @@ RANKS = "must be between 1 and 1024, got 0"
     (["--lora-modules", "a=b", "c=d"], "--lora-modules: not here: adapters"),
     (["--code-revision", "v2"], "--code-revision: must be main: the tokenizer is the model's"),
     (["--cpu-offload-gb", "4"], "--cpu-offload-gb: must be 0: "),
-    (["--quantization", "mxfp4"],
-     "--quantization: must be auto, none, fp8, int8, int4, awq, gptq, compressed-tensors or gguf, "
-     "got 'mxfp4'"),
-    (["-q", "int3"], "-q: must be auto, none, fp8, int8, int4, awq, gptq, compressed-tensors or "
-     "gguf, got 'int3'"),
+    (["--quantization", "nvfp4"],
+     "--quantization: must be auto, none, fp8, int8, int4, awq, gptq, compressed-tensors, mxfp4 or "
+     "gguf, got 'nvfp4'"),
+    (["-q", "int3"],
+     "-q: must be auto, none, fp8, int8, int4, awq, gptq, compressed-tensors, mxfp4 or gguf, "
+     "got 'int3'"),
     (["-q", "int4", "--quantization-group", "16"],
      "--quantization-group: must be 32, 64 or 128 (or 0 in int8), got 16"),
     (["-q", "int4", "--quantization-group", "0"], "--quantization-group: must be 32, 64 or 128"),
@@ -238,6 +239,9 @@ def test_contradictions_are_refused_in_one_line(
     (["--max-model-len", "auto"], "model.max_model_len", None),
     (["--load-format", "runai_streamer"], "model.load_format", "auto"),
     (["--load-format", "safetensors"], "model.load_format", "safetensors"),
+    (["--model-impl", "vllm"], "model.model_impl", "actorium"),
+    (["--model-impl", "sglang"], "model.model_impl", "actorium"),
+    (["--model-impl", "transformers"], "model.model_impl", "transformers"),
     (["--log-level", "WARNING"], "runtime.log_level", "warning"),
     (["--log-level", "critical"], "runtime.log_level", "error"),
     (["--tool-call-parser", "qwen25"], "gateway.tool_call_parser", "hermes"),

@@ -119,7 +119,7 @@ def _can(can: Capabilities, decodes: bool = True) -> str:
         heads += f", multiples of {can.head_dim_step}"
     pages = " or ".join(map(str, can.page_sizes)) or "any power of two"
     traits = {"sliding windows": can.windows, "latents (MLA)": can.latents,
-              "soft caps": can.soft_caps}
+              "soft caps": can.soft_caps, "attention sinks": can.sinks}
     if decodes:
         drafts = f"{can.query_len - 1} drafts" if can.query_len else "any number of drafts"
         traits |= {drafts: True, "graphs": can.graphs}
@@ -151,6 +151,7 @@ def _passes(argv: list[str]) -> int:
     config = with_model_path(parse("actorium passes [MODEL]", argv, NoOptions, PASSES_ABOUT).config)
     import torch
 
+    from actorium.gpu.models.decoder import Decoder
     from actorium.gpu.models.registry import load_model
     from actorium.gpu.passes.pass_choice import choice_text, microseconds, remembered_choice, way
     from actorium.gpu.passes.pass_manager import PassManager
@@ -161,6 +162,8 @@ def _passes(argv: list[str]) -> int:
         torch.set_num_threads(config.device.threads)
     model = load_model(Path(models.resolve(config.model.model)), config,
                        torch.device("cuda" if cuda else "cpu"), lambda *_: None)
+    if not isinstance(model, Decoder):
+        raise BadConfig(f"model: {model.no_graphs}: it has no passes", "model.model")
     on = parse_passes(config.device.passes)
     report, full = PassManager(model, on).install(), way(model, on)
     print(f"{len(model.layers)} layers, {report.structures} different graphs; rewritten in "

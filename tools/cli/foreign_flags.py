@@ -66,7 +66,7 @@ ACCEPTED = (
           "weight-loader-prefetch-checkpoints "
           "weight-loader-drop-cache-after-load mmap mlock",
           "model-loader-extra-config safetensors-load-strategy max-parallel-loading-workers "
-          "weight-loader-prefetch-num-threads pt-load-map-location config-format model-impl "
+          "weight-loader-prefetch-num-threads pt-load-map-location config-format "
           "modelexpress-config", "ignore-patterns"),
     Group("the memory plan shares out pages and states (actorium plan)",
           "hybrid-kv-cache-manager hybrid-swa-memory kv-sharing-fast-prefill unified-memory "
@@ -282,6 +282,7 @@ VALUES: dict[str, dict[str, tuple[str | None, str]]] = {
         name: ("auto", _READER) for name in (
             "instanttensor", "runai_streamer", "fastsafetensors", "layered", "local_cached",
             "modelexpress")}},
+    "model_impl": {"vllm": ("actorium", ""), "sglang": ("actorium", "")},
     "quantization": {"null": ("auto", ""), "awq_marlin": ("awq", ""), "gptq_marlin": ("gptq", ""),
                      "w8a8_int8": ("compressed-tensors", ""),
                      "experts_int8": ("int8", "of all projections, not of experts alone"),

@@ -25,6 +25,8 @@ from actorium.gpu.families.fp8_config import otherwise_quantized, unquantized
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.plan import weight_bytes as weights
 from actorium.gpu.plan.graph_memory import (
+    BY_TRANSFORMERS,
+    EagerReasons,
     graphs_estimate,
     planned_graphs,
     program_rows,
@@ -106,7 +108,7 @@ def make_report(config: Config, options: PlanOptions) -> PlanReport:
     shape = shape_from_config(unquantized(raw) if other else raw, where, config.model.dtype,
                               config.model.max_model_len, config.model.quantization,
                               config.model.quantization_group, config.model.quantization_head,
-                              config.model.language_model_only)
+                              config.model.language_model_only, config.model.model_impl)
     part, demand = as_served(shape.split(config.device.tensor_parallel_size), demand_of(config))
     on_cpu = config.device.device == "cpu" or (config.device.device == "auto" and options.memory is
                                                None and options.gpu_memory is None)
@@ -164,7 +166,7 @@ def _weights(options: PlanOptions, part: ModelShape, raw: dict[str, Any],
              where: Path) -> BytesBeside:
     if options.weights is not None:
         return BytesBeside("weights", size(options.weights, "--weights"), "as given by --weights")
-    found = weights.checkpoint_bytes(where.parent)
+    found = models.checkpoint_bytes(where.parent)
     if otherwise_quantized(raw):
         if found is None:
             raise BadConfig("--weights: the checkpoint is quantized and its safetensors index is "
@@ -189,15 +191,17 @@ def _outside(part: ModelShape, demand: Demand, config: Config,
     asked = asked_backends(config.device).decode
     attends = ("triton" if triton else "torch") if asked == "auto" else asked
     decode = CARDS[attends].decode
-    why = why_eager(part.experts is not None and not triton, decode is not None and decode.graphs)
+    theirs = BY_TRANSFORMERS if part.by_transformers else ""
+    why = EagerReasons(theirs, theirs) if theirs else why_eager(
+        part.experts is not None and not triton, decode is not None and decode.graphs)
     graphs = planned_graphs(config, demand.drafts, why)
     off = why.decodes or why_no_graphs(config.device)
-    rows = program_rows(config, demand.drafts)
+    rows = 0 if theirs else program_rows(config, demand.drafts)
     programs = program_sizes(part, demand, rows).bytes if rows else 0
     if on_cpu:
         captured = programs
         detail = (f"programs of decodes of up to {rows} rows" if rows
-                  else f"none: {why_no_graphs(config.device)}")
+                  else f"none: {theirs or why_no_graphs(config.device)}")
     else:
         captured = graphs_estimate(part, demand, graphs)
         detail = f"an estimate for {graphs.summary}, on cuda" if any(graphs) else f"none: {off}"
@@ -252,6 +256,8 @@ def _notes(plan: MemoryPlan, config: Config, options: PlanOptions, quantized: bo
          f"({shape.max_model_len:,})"),
         (plan.limited_by != "memory", lambda: f"the pools are limited by {plan.limited_by}, not by "
          "memory"),
+        (shape.by_transformers > 0, lambda: "transformers' class runs the model (--model-impl): "
+         "the worker learns of it what heads and windows are, which may differ from config.json"),
         (shape.recurrence is not None and not plan.checkpoints, lambda: "without checkpoints no "
          "prefix is reused"),
     ]

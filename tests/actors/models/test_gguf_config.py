@@ -115,14 +115,16 @@ def test_gemma(tmp_path: Path) -> None:
         writer.add_sliding_window(1024)
 
     found = config_of(tmp_path / "m.gguf", more, "gemma3")
-    assert found["sliding_window"] == 1024 and found["sliding_window_pattern"] == 6
+    assert found["sliding_window"] == 1024
+    assert found["layer_types"] == ["sliding_attention"] * 3
     assert found["query_pre_attn_scalar"] == 16 and found["rope_local_base_freq"] == 10_000
     wide = config_of(tmp_path / "m.gguf", more, "gemma3", num_hidden_layers=62)
     assert wide["query_pre_attn_scalar"] == 64 // 4
 
 
 def test_experts_that_are_not_served(tmp_path: Path) -> None:
-    assert "expert_count" in refusal(tmp_path / "m.gguf", lambda w: w.add_expert_count(8))
+    assert "qwen2.expert_count" in refusal(tmp_path / "m.gguf", lambda w: w.add_expert_count(8),
+                                           "qwen2")
     assert "'gpt2' is not served" in refusal(tmp_path / "m.gguf", arch="gpt2")
 
 

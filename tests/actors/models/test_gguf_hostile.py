@@ -131,8 +131,8 @@ HEADERS: dict[str, tuple[bytes, str]] = {
     "an offset that is not aligned": (header(3, 1) + tensor(b"t", [8], 0, 4) + bytes(99),
                                       "not aligned"),
     "half a block": (header(3, 1) + tensor(b"t", [48], 2, 0) + bytes(99), "blocks of 32"),
-    "a type that is not served": (header(3, 1) + tensor(b"t", [256], 23, 0) + bytes(999),
-                                  "IQ4_XS"),
+    "a type that is not served": (header(3, 1) + tensor(b"t", [256], 41, 0) + bytes(999),
+                                  "Q1_0"),
     "a type that is unknown": (header(3, 1) + tensor(b"t", [256], 999, 0) + bytes(999),
                                "type 999"),
     "tensors that overlap": (header(3, 2) + tensor(b"t", [64], 0, 0) + tensor(b"u", [8], 0, 32)

@@ -38,10 +38,11 @@ class Drawn:
     backend: AttentionBackend
     cap: float
     scales: Tensor | None
+    sinks: Tensor | None
     bound: float
 
     def check(self, got: Tensor) -> None:
-        assert error(got, self.case.wanted(self.cap, self.scales)) < self.bound
+        assert error(got, self.case.wanted(self.cap, self.scales, self.sinks)) < self.bound
 
 
 def backend_for(name: str, part: str, needs: AttentionNeeds) -> AttentionBackend:
@@ -74,8 +75,11 @@ def draw_case(data: st.DataObject, name: str, part: str, window: int, cap: bool,
         case.q *= 8
     scaled = cache.startswith("fp8") and data.draw(st.booleans(), "scales")
     scales = (2.0 ** torch.linspace(-2.3, 1.1, 2 * kv_heads).flip(0) if scaled else case.scales)
-    needs = AttentionNeeds("cpu", dtype, cache, dim, size, window > 0, soft_cap=capped > 0)
-    return Drawn(case, backend_for(name, part, needs), capped, scales,
+    sinks = (torch.linspace(-8, 8, heads) if can.sinks and data.draw(st.booleans(), "sinks")
+             else None)
+    needs = AttentionNeeds("cpu", dtype, cache, dim, size, window > 0, soft_cap=capped > 0,
+                           sinks=sinks is not None)
+    return Drawn(case, backend_for(name, part, needs), capped, scales, sinks,
                  SAGE_BOUND if name == "sage" else BOUNDS[dtype] * (2 if scaled else 1))
 
 
@@ -93,7 +97,7 @@ def test_prompts(name: str) -> None:
         own = draw_case(data, name, EXTEND, data.draw(WINDOWS), data.draw(st.booleans()), spans)
         case = own.case
         attend = own.backend.extend(case.rows, case.page_size, case.window, case.scale, own.cap)
-        own.check(attend(case.q, case.layer, case.poisoned(), own.scales))
+        own.check(attend(case.q, case.layer, case.poisoned(), own.scales, own.sinks))
 
     check()
 
@@ -111,7 +115,7 @@ def test_decodes_and_windows_of_drafts(name: str) -> None:
         tables = torch.nn.functional.pad(tables, (0, 3), value=case.stranger)
         attend = own.backend.decode(tables, lens, span, q_len, case.page_size, case.window,
                                     case.scale, own.cap)
-        own.check(attend(case.q, case.layer, case.poisoned(), own.scales))
+        own.check(attend(case.q, case.layer, case.poisoned(), own.scales, own.sinks))
 
     check()
 

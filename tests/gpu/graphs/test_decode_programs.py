@@ -102,8 +102,8 @@ def compare(model: Any, number: int = 10, drafts: int = 0,
 
 
 @pytest.mark.parametrize(("kind", "quantization"), pairs(
-    ["llama", "attention", "windows", "norms-after", "layer-norms", "positions"],
-    ["auto", "int4", "int8"]))
+    ["llama", "attention", "windows", "norms-after", "layer-norms", "positions",
+     "scaled-queries", "norm-behind-rope"], ["auto", "int4", "int8"]))
 def test_the_same_bits(make: Callable[..., Any], kind: str, quantization: str) -> None:
     runner, _ = compare(make(kind, quantization))
     assert runner.segments is not None and runner.segments.replays > 20
@@ -212,12 +212,16 @@ def test_operations_of_torch_that_have_kernels(rows: int) -> None:
     """A replay finds new numbers where the old ones were."""
     ops = NativeOps(LIB, 2)
     a, b, weight, order = bf16(rows, 96), bf16(rows, 96), bf16(96), torch.randperm(96)
+    by, each = bf16(16), bf16(rows, 1, 1)
 
     def run() -> torch.Tensor:
         normed = ops.rms_norm(a + b, weight, 1e-6).view(rows, 3, 32).reshape(rows, 96)
         both = torch.cat([normed, b], -1)
         both = torch.cat([ops.rms_norm(both[:, 96:], weight, 1e-6), both[:, :96]], -1)
         gated = ops.silu_mul(both) + ops.gelu_mul(both)
+        gated = ((gated.view(rows, 6, 16)[:, :3] * by * each).flatten(1).contiguous()
+                 + gated[:, :48].contiguous())
+        gated = torch.cat([gated, gated], -1)
         return ops.sigmoid_mul(gated.index_select(1, order).contiguous(), a)
 
     program, out = capturer().capture(run)

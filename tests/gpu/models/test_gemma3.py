@@ -127,10 +127,15 @@ def test_unsupported_fields_of_gemma2_are_named(tmp_path: Path, change: dict[str
     assert message in why_refused(tmp_path, {"architectures": ["Gemma2ForCausalLM"]} | change)
 
 
-@pytest.mark.parametrize("backend", ["native", "sage"])
-def test_backends_that_cap_no_scores_are_refused(tmp_path: Path, backend: str) -> None:
-    write_checkpoint(tmp_path, "Gemma2ForCausalLM", dtype=torch.bfloat16, head_dim=32)
-    config = Config(device=DeviceConfig(attention_backend=backend))
-    with pytest.raises(BadConfig, match="it does not cap scores.*torch.* could"):
+@pytest.mark.parametrize(("architecture", "message"), [
+    ("Gemma2ForCausalLM", "it does not cap scores"),
+    ("GptOssForCausalLM", "it has no attention sinks")])
+def test_a_backend_without_caps_or_sinks_is_refused(tmp_path: Path, architecture: str,
+                                                    message: str) -> None:
+    more = {"num_local_experts": 4} if "Oss" in architecture else {}
+    write_checkpoint(tmp_path, architecture, dtype=torch.bfloat16, head_dim=32, **more)
+    config = Config(device=DeviceConfig(attention_backend="sage"))
+    with pytest.raises(BadConfig, match=f"{message}.*torch.* could"):
         load_model(tmp_path, config, CPU, lambda *_: None)
-    assert load(tmp_path).attention.decode.name == "torch"
+    model = load(tmp_path)
+    assert model.attention.decode.name == ("native" if model.ops.name == "native" else "torch")

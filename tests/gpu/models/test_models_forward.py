@@ -42,6 +42,7 @@ INDEXER = {"index_topk": 50, "index_head_dim": 16, "index_n_heads": 2}
 MINIMAX = {"num_local_experts": 5, "num_experts_per_tok": 2}
 ERNIE = {"moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 24}
 OLMOE = {"num_experts": 5, "num_experts_per_tok": 2}
+GPT_OSS = {"num_local_experts": 5, "num_experts_per_tok": 2}
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("llama", "LlamaForCausalLM", {}),
     ("llama-mha-tied", "LlamaForCausalLM",
@@ -274,6 +275,16 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("opt-odd", "OPTForCausalLM",
      {"ffn_dim": 80, "enable_bias": False, "layer_norm_elementwise_affine": False,
       "activation_function": "gelu", "tie_word_embeddings": True}),
+    ("gpt-oss", "GptOssForCausalLM", {**GPT_OSS, "sliding_window": 9}),
+    ("gpt-oss-odd", "GptOssForCausalLM",
+     {**GPT_OSS, "sliding_window": 5, "attention_bias": False, "hidden_size": 72, "head_dim": 10,
+      "num_key_value_heads": 1, "tie_word_embeddings": True, "num_local_experts": 3,
+      "num_experts_per_tok": 3, "swiglu_alpha": 2.5, "swiglu_limit": 0.2,
+      "rope_parameters": {**YARN, "truncate": False, "rope_theta": 500.0},
+      "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}),
+    ("gpt-oss-no-windows", "GptOssForCausalLM",
+     {**GPT_OSS, "layer_types": ["full_attention"] * 3, "hidden_size": 96,
+      "num_experts_per_tok": 1}),
 ]
 LENGTHS = (1, 33, 5, 18, 18, 7)
 
@@ -438,7 +449,10 @@ def test_nan_stays_in_its_own_sequence(tmp_path: Path) -> None:
                                      {"architecture": "ApertusForCausalLM"},
                                      {"architecture": "PhiForCausalLM", "qk_layernorm": True},
                                      {"architecture": "StableLmForCausalLM"},
-                                     {"architecture": "OlmoForCausalLM", "clip_qkv": 2.0}])
+                                     {"architecture": "OlmoForCausalLM", "clip_qkv": 2.0},
+                                     {**GPT_OSS, "architecture": "GptOssForCausalLM",
+                                      "num_experts_per_tok": 5, "head_dim": 32,
+                                      "sliding_window": 9}])
 def test_bf16_stays_near_fp32(tmp_path: Path, native: bool, options: dict[str, Any]) -> None:
     """Mixed steps in bf16, with the C kernels and without, against the same weights in fp32."""
     write_checkpoint(tmp_path, dtype=torch.bfloat16, **options)

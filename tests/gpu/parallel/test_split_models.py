@@ -12,6 +12,7 @@ from helpers_deepseek import write_deepseek
 from helpers_kinds import write_kind
 from helpers_mamba import write_granite
 from helpers_models import generated, write_checkpoint
+from helpers_mxfp4 import write_mxfp4
 from helpers_ranks import GREEDY, asked, near, opened_config, run_ranks, serve, whole
 from helpers_recurrent import write_recurrent
 from transformers import AutoModelForCausalLM
@@ -113,12 +114,17 @@ CASES: dict[str, Callable[[Path], Any]] = {
         path, "FalconForCausalLM", new_decoder_architecture=True, num_kv_heads=2),
     "persimmon": lambda path: write_checkpoint(path, "PersimmonForCausalLM"),
     "opt": lambda path: write_checkpoint(path, "OPTForCausalLM", ffn_dim=90),
+    "gpt-oss": lambda path: write_checkpoint(
+        path, "GptOssForCausalLM", num_local_experts=6, num_experts_per_tok=2, sliding_window=9,
+        intermediate_size=92),
+    "gpt-oss-mxfp4": lambda path: write_mxfp4(path, num_hidden_layers=2),
 }
 BY_FOUR = ("llama-bias-tied", "gemma3", "deepseek", "qwen3.5", "qwen3-moe", "granite-groups")
 """More ranks than heads of keys and values, and what each kind of layer makes of that."""
 LIKE_OTHERS = ("qwen2", "mistral", "latent-no-query-rank", "granite", "granite-moe-shared",
                "ministral3", "minimax-m2", "hunyuan-moe", "flex-olmo", "deepseek-v2", "starcoder2",
-               "apertus", "gpt-neox", "nemotron", "olmo", "falcon", "persimmon", "opt")
+               "apertus", "gpt-neox", "nemotron", "olmo", "falcon", "persimmon", "opt",
+               "gpt-oss-mxfp4")
 
 
 @pytest.mark.parametrize(("name", "size"), [

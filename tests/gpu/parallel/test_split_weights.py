@@ -72,9 +72,11 @@ def padded(path: Path) -> dict[str, Any]:
     return {"model": str(path / "m")}
 
 
-def gguf(kind: str, quantization: str = "auto") -> Callable[[Path], dict[str, Any]]:
+def gguf(kind: str, quantization: str = "auto", architecture: str = "LlamaForCausalLM",
+         **options: Any) -> Callable[[Path], dict[str, Any]]:
     def write(path: Path) -> dict[str, Any]:
-        write_model(path / "m.gguf", "LlamaForCausalLM", kind, 5, num_hidden_layers=2, **WIDE)
+        write_model(path / "m.gguf", architecture, kind, 5, num_hidden_layers=2,
+                    **{**WIDE, **options})
         return {"model": str(resolve(str(path / "m.gguf"))), "dtype": "float32",
                 "quantization": quantization}
     return write
@@ -87,6 +89,11 @@ FORMATS = {
     "w8a8": stored(Kind("int-quantized", 8, -1)),
     "fp8": fp8(False), "fp8, in blocks": fp8(True), "int8": online("int8"), "int4": online("int4"),
     "Q4_0": gguf("Q4_0"), "Q8_0": gguf("Q8_0"), "Q5_1": gguf("Q5_1"),
+    "rows of one tensor": gguf("IQ4_NL", architecture="Phi3ForCausalLM"),
+    "latents": gguf("MXFP4", architecture="DeepseekV3ForCausalLM", num_key_value_heads=4,
+                    q_lora_rank=32, kv_lora_rank=32, qk_nope_head_dim=32, qk_rope_head_dim=8,
+                    head_dim=8, v_head_dim=32, n_routed_experts=4, num_experts_per_tok=2, n_group=1,
+                    topk_group=1, moe_intermediate_size=64, first_k_dense_replace=1),
     "Q4_0, dense": gguf("Q4_0", "none"), "rows beyond the vocabulary": padded,
 }
 __all__ = ["own_cache"]

@@ -15,6 +15,7 @@ from helpers_speed import seconds_of_process, slowness
 from actorium.actors.config.retention import retention_bounds
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadModel
+from actorium.actors.models.model_dir import checkpoint_bytes
 from actorium.gpu.families.architectures import shape_from_config
 from actorium.gpu.families.model_shape import DeltaShape, ModelShape
 from actorium.gpu.plan.memory_plan import (
@@ -23,7 +24,7 @@ from actorium.gpu.plan.memory_plan import (
     changes,
     make_plan,
 )
-from actorium.gpu.plan.weight_bytes import checkpoint_bytes, weight_bytes
+from actorium.gpu.plan.weight_bytes import weight_bytes
 from actorium.tools.cli import main
 from actorium.tools.cli.plan_command import size
 
@@ -238,7 +239,7 @@ def test_a_lack_of_memory_is_reported(capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.parametrize(("config", "message"), [
     ({}, "architectures: must name the model class"),
-    ({"architectures": ["BloomForCausalLM"]}, "architecture BloomForCausalLM is not supported"),
+    ({"architectures": ["GPT9LMHeadModel"]}, "architecture GPT9LMHeadModel is not supported"),
     ({"num_hidden_layers": None}, "num_hidden_layers: must be a positive integer, got None"),
     ({"num_key_value_heads": 5}, "num_key_value_heads: 5 does not divide 16 heads"),
     ({"dtype": "int4"}, "dtype: must be float32, bfloat16 or float16, got 'int4'"),

@@ -132,7 +132,7 @@ def test_both_hold_the_same(raw: dict[str, Any], windows: list[int], tmp_path: P
      "partial_rotary_factor: only 1.0 is supported"),
     ({"rms_norm_eps": "small"}, "rms_norm_eps: must be a positive number, got 'small'"),
     ({"max_position_embeddings": "far"}, "max_position_embeddings: must be a positive integer"),
-    ({"architectures": ["BloomForCausalLM"]}, "architecture BloomForCausalLM is not supported"),
+    ({"architectures": ["GPT9LMHeadModel"]}, "architecture GPT9LMHeadModel is not supported"),
     ({"dtype": "int8"}, "dtype: must be float32, bfloat16 or float16, got 'int8'"),
     ({"architectures": ["Gemma3ForCausalLM"], "final_logit_softcapping": 30.0},
      "final_logit_softcapping: is not supported, got 30.0"),

@@ -10,8 +10,8 @@ import torch
 from helpers_gguf import write_model
 from helpers_peak import LIBRARIES, peak_of
 
-from actorium.actors.models.gguf_config import GgufPart, checkpoint_tensors
 from actorium.actors.models.gguf_file import read_gguf
+from actorium.actors.models.gguf_tensors import GgufPart, checkpoint_tensors
 from actorium.gpu.parallel.rank_slices import Span, TensorSlice
 from actorium.gpu.weights import gguf_reader
 from actorium.gpu.weights.gguf_reader import _tensor

@@ -14,36 +14,92 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
 from helpers_gguf import ARCHITECTURES, KINDS, own_cache, stored, write_model
-from helpers_models import Seq, Stepper, generated, load, oracle_logits
+from helpers_models import Seq, Stepper, generated, load, oracle_logits, tiny_model
 from helpers_pairs import pairs
+from helpers_parity import Case, alone
 from helpers_worker import Ring, make_runner
 
 from actorium.actors.errors import BadConfig, BadModel
-from actorium.actors.models.gguf_config import checkpoint_tensors
-from actorium.actors.models.gguf_file import read_gguf
+from actorium.actors.models.gguf_families import FAMILIES
+from actorium.actors.models.gguf_file import OTHER_TYPES, TYPES, read_gguf
+from actorium.actors.models.gguf_tensors import checkpoint_tensors
 from actorium.actors.models.model_dir import resolve
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.plan.weight_bytes import weight_bytes
-from actorium.gpu.weights.gguf_reader import (
-    FORMATS,
-    grouped,
-    read_part,
-    write_numbers,
-    write_rows,
-)
+from actorium.gpu.weights.gguf_blocks import FORMATS, NATIVE, grouped, write_numbers, write_rows
+from actorium.gpu.weights.gguf_reader import PLAIN, read_part
 from actorium.kernels.grouped_rows import dequantise_grouped, pack_rows, row_format, unpack_rows
 
 __all__ = ["own_cache"]
 GREEDY = ResolvedParams(max_tokens=10, temperature=0.0)
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "LlamaForCausalLM": {"num_key_value_heads": 1, "tie_word_embeddings": True},
-    "Qwen2ForCausalLM": {}, "Qwen3ForCausalLM": {"head_dim": 32},
-    "Qwen3MoeForCausalLM": {"num_experts": 6, "num_experts_per_tok": 2,
-                            "moe_intermediate_size": 32, "norm_topk_prob": True},
-    "Gemma3ForCausalLM": {"sliding_window": 24, "num_hidden_layers": 7,
-                          "query_pre_attn_scalar": 16, "tie_word_embeddings": True},
+EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+GRANITE: dict[str, Any] = {"attention_multiplier": 0.1, "residual_multiplier": 0.22,
+                           "embedding_multiplier": 12.0, "logits_scaling": 8.0}
+MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 12, "mamba_d_conv": 3,
+    "shared_intermediate_size": 64, "layer_types": ["mamba", "attention", "mamba"]}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "mistral": ("Mistral", {}),
+    "mixtral": ("Mixtral", {"num_local_experts": 6, "num_experts_per_tok": 2}),
+    "qwen2": ("Qwen2", {}), "qwen3": ("Qwen3", {"head_dim": 32}),
+    "qwen2-moe": ("Qwen2Moe", {**EXPERTS, "shared_expert_intermediate_size": 64}),
+    "qwen3-moe": ("Qwen3Moe", {**EXPERTS, "norm_topk_prob": True}),
+    "gemma2": ("Gemma2", {"sliding_window": 24, "query_pre_attn_scalar": 16,
+                          "tie_word_embeddings": True,
+                          "attn_logit_softcapping": 1.5, "final_logit_softcapping": 3.0}),
+    "gemma3": ("Gemma3", {"sliding_window": 24, "num_hidden_layers": 7,
+                          "query_pre_attn_scalar": 16, "tie_word_embeddings": True}),
+    "phi3": ("Phi3", {"sliding_window": 24}),
+    "phi3-longrope": ("Phi3", {
+        "original_max_position_embeddings": 256, "tie_word_embeddings": True, "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 500.0, "partial_rotary_factor": 0.75,
+            "short_factor": [1.0 + 0.1 * i for i in range(6)],
+            "long_factor": [1.0 + 0.1 * i for i in range(6)]}}),
+    "olmo2": ("Olmo2", {}), "olmo3": ("Olmo3", {"sliding_window": 24, "num_hidden_layers": 4}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 4}),
+    "glm": ("Glm", {}), "glm4": ("Glm4", {"head_dim": 32, "tie_word_embeddings": True}),
+    "seed-oss": ("SeedOss", {"head_dim": 32}),
+    "seed-oss-biases": ("SeedOss", {"attention_out_bias": True, "mlp_bias": True}),
+    "exaone4": ("Exaone4", {"sliding_window": 24, "sliding_window_pattern": 3,
+                            "num_hidden_layers": 4}),
+    "exaone4-no-windows": ("Exaone4", {"sliding_window": None,
+                                       "layer_types": ["full_attention"] * 3}),
+    "granite": ("Granite", GRANITE),
+    "granite-moe": ("GraniteMoe", {**GRANITE, "num_local_experts": 6, "num_experts_per_tok": 2}),
+    "granite-hybrid": ("GraniteMoeHybrid", {**GRANITE, **MAMBA, "num_local_experts": 0}),
+    "granite-hybrid-moe": ("GraniteMoeHybrid", {
+        **GRANITE, **MAMBA, "num_local_experts": 6, "num_experts_per_tok": 2,
+        "position_embedding_type": "rope"}),
+    "deepseek-v3": ("DeepseekV3", {
+        "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 8,
+        "v_head_dim": 16, "head_dim": 8, "n_routed_experts": 6, "num_experts_per_tok": 2,
+        "n_group": 3, "topk_group": 2, "n_shared_experts": 2, "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1, "num_key_value_heads": 4, "routed_scaling_factor": 1.5,
+        "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+                            "original_max_position_embeddings": 128, "mscale": 0.7,
+                            "mscale_all_dim": 0.7}}),
+    "qwen3-next": ("Qwen3Next", {
+        **EXPERTS, "shared_expert_intermediate_size": 32, "linear_conv_kernel_dim": 3,
+        "norm_topk_prob": True, "layer_types": ["linear_attention", "full_attention"] * 2}),
+    "qwen3.5": ("Qwen3_5", {"layer_types": ["linear_attention", "full_attention"] * 2}),
+    "qwen3.5-whole-heads": ("Qwen3_5", {
+        "linear_value_head_dim": 128, "linear_num_value_heads": 6, "linear_num_key_heads": 2,
+        "layer_types": ["linear_attention", "full_attention"] * 2}),
+    "qwen3.5-moe": ("Qwen3_5Moe", {
+        **EXPERTS, "shared_expert_intermediate_size": 32, "linear_value_head_dim": 32,
+        "linear_num_value_heads": 2, "layer_types": ["linear_attention", "full_attention"] * 2}),
 }
+
+
+def test_every_type_of_the_package_is_served_or_refused_by_name() -> None:
+    assert {own.name: (own.numbers, own.bytes) for own in TYPES.values()} == {
+        kind: gguf.GGML_QUANT_SIZES[Type[kind]] for kind in KINDS}
+    assert {*FORMATS, *PLAIN} == set(KINDS) and set(FORMATS) > NATIVE
+    names = {number: own.name for number, own in TYPES.items()} | OTHER_TYPES
+    assert names == {own.value: own.name for own in Type}
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -67,7 +123,7 @@ def test_blocks_of_any_bytes(kind: str) -> None:
     torch.testing.assert_close(found, want, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", sorted(NATIVE))
 def test_rows_are_made_in_c_as_in_torch(kind: str) -> None:
     """To the bit, but for the sign of a zero, and which number that is none a scale is."""
     blocks = torch.from_numpy(np.random.default_rng(2).integers(
@@ -80,7 +136,7 @@ def test_rows_are_made_in_c_as_in_torch(kind: str) -> None:
         assert a is None and b is None or torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize(("kind", "dtype"), pairs(FORMATS, [torch.bfloat16, torch.float32]))
+@pytest.mark.parametrize(("kind", "dtype"), pairs(sorted(NATIVE), [torch.bfloat16, torch.float32]))
 def test_numbers_are_made_in_c_as_in_torch(kind: str, dtype: torch.dtype) -> None:
     """Every code and scale, infinite and undefined ones too; rows longer than a strip."""
     blocks = torch.from_numpy(np.random.default_rng(3).integers(
@@ -93,23 +149,89 @@ def test_numbers_are_made_in_c_as_in_torch(kind: str, dtype: torch.dtype) -> Non
 
 
 def _check(path: Path, oracle: Any) -> None:
-    """Greedy tokens of several prompts together are those of transformers. auto: weights are held
-    in codes, which products by reference dequantise."""
+    """Greedy tokens of several prompts together are those of transformers, and so is every logit of
+    the longest. auto: weights are held in codes, which products by reference dequantise."""
     rng = random.Random(7)
     prompts = [[rng.randrange(199) for _ in range(n)] for n in (1, 5, 33, 60)]
     want = [generated(oracle, p, GREEDY.max_tokens) for p in prompts]
+    logits, longest = oracle_logits(oracle, prompts[-1]), len(prompts[-1])
     for quantization in ("none", "auto"):
         model = load(resolve(str(path)), native=False, dtype="float32", quantization=quantization)
+        if model.shape.recurrent:
+            Case(model, oracle, path).check(alone(model, 64, 60))
+            continue
         ring = Ring(make_runner(model))
         for prompt in prompts:
             ring.submit(prompt, GREEDY)
         assert [o.tokens for o in ring.run()] == want, quantization
+        found = Stepper(model).step([(Seq(prompts[-1]), longest)], every_row=True)
+        torch.testing.assert_close(found, logits, atol=1e-4 * float(logits.abs().max()), rtol=0)
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_greedy_tokens_equal_transformers(architecture: str, tmp_path: Path) -> None:
-    path = tmp_path / "tiny.gguf"
-    _check(path, write_model(path, architecture, "Q4_0", 3, **OPTIONS[architecture]))
+ALIASES = {"qwen2vl": "Qwen2ForCausalLM", "qwen3vl": "Qwen3ForCausalLM",
+           "qwen3vlmoe": "Qwen3MoeForCausalLM"}
+"""Language models of models with images, which are those of text."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_greedy_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
+    path, (architecture, options) = tmp_path / "tiny.gguf", CASES[name]
+    _check(path, write_model(path, f"{architecture}ForCausalLM", "Q4_0", 3, **options))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3-moe", "granite-hybrid"])
+def test_scales_of_whole_weights_in_nvfp4(name: str, tmp_path: Path) -> None:
+    """One of a weight, or of each expert, beside it; that of its inputs is passed over."""
+    path, (architecture, options) = tmp_path / "tiny.gguf", CASES[name]
+    scales = {"attn_q": [0.5], "ffn_down_exps": [0.5 + 0.25 * e for e in range(6)]}
+    if name != "qwen3-moe":
+        scales = {"ffn_down": [0.5], "ffn_up": [1.5], "output": [2.0]}
+    tied = options.get("tie_word_embeddings")
+
+    def more(writer: gguf.GGUFWriter) -> None:
+        for own, numbers in scales.items():
+            at = "" if own == "output" else "blk.1."
+            if at or not tied:
+                writer.add_tensor(f"{at}{own}.scale", np.array(numbers, np.float32))
+                writer.add_tensor(f"{at}{own}.input_scale", np.array(numbers, np.float32))
+
+    wide = {"hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64,
+            "shared_intermediate_size": 128, "mamba_n_heads": 8}
+    options = {**options, **{key: own for key, own in wide.items()
+                             if key in options or key in ("hidden_size", "intermediate_size")}}
+    oracle = write_model(path, f"{architecture}ForCausalLM", "NVFP4", 3, more=more, **options)
+    layer = oracle.model.layers[1]
+    with torch.no_grad():
+        if name == "qwen3-moe":
+            layer.self_attn.q_proj.weight *= 0.5
+            layer.mlp.experts.down_proj *= torch.tensor(scales["ffn_down_exps"]).view(-1, 1, 1)
+        elif name == "llama":
+            layer.mlp.down_proj.weight *= 0.5
+            layer.mlp.up_proj.weight *= 1.5
+        else:
+            layer.shared_mlp.output_linear.weight *= 0.5
+            layer.shared_mlp.input_linear.weight.chunk(2)[1].mul_(1.5)
+            oracle.lm_head.weight *= 2.0
+    _check(path, oracle)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "qwen2-moe", "qwen3-moe", "gemma2",
+                                  "gemma3", "phi3"])
+def test_transformers_reads_the_same_tensors(name: str, tmp_path: Path) -> None:
+    """By its own tables of GGUF's names, where it has the architecture."""
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    path, (architecture, options) = tmp_path / "tiny.gguf", CASES[name]
+    oracle = write_model(path, f"{architecture}ForCausalLM", "Q8_0", 3, **options)
+    other = tiny_model(f"{architecture}ForCausalLM", 4, **options)
+    found = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=other)["tensors"]
+    for own, weight in oracle.named_parameters():
+        assert torch.allclose(found[own].float(), weight, rtol=0, atol=1e-6), own
+
+
+def test_every_architecture_has_a_case() -> None:
+    assert {f"{own}ForCausalLM" for own, _ in CASES.values()} == set(ARCHITECTURES)
+    assert {*ARCHITECTURES.values(), *ALIASES} == set(FAMILIES)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -127,9 +249,9 @@ def test_every_type_is_served(kind: str, tmp_path: Path) -> None:
 def test_a_model_in_several_files(kind: str, tmp_path: Path) -> None:
     """As the package splits it: a file's parts say what the whole does, by the name of any of them,
     codes side by side in one weight out of two files too."""
-    write_model(tmp_path / "whole.gguf", "Qwen3ForCausalLM", kind, 3, **OPTIONS["Qwen3ForCausalLM"])
+    write_model(tmp_path / "whole.gguf", "Qwen3ForCausalLM", kind, 3, head_dim=32)
     write_model(tmp_path / "m.gguf", "Qwen3ForCausalLM", kind, 3, tensors_each=3,
-                **OPTIONS["Qwen3ForCausalLM"])
+                head_dim=32)
     parts = sorted(tmp_path.glob("m-*-of-*.gguf"))
     assert len(parts) > 5
     ids = list(range(2, 60))

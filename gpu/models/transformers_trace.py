@@ -1,0 +1,253 @@
+"""What a class of transformers does in a forward pass, found without its weights: on torch's meta
+device it is run once, and each call of attention is looked at: its heads, scale and cap, and which
+tokens its mask lets it see, since the mask and no argument is what transformers' own attention
+obeys. And the parts of a model that are put in the place of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from actorium.actors.errors import BadModel
+
+PAGED, TRACED = "actorium", "actorium_traced"
+"""Our names in transformers' interfaces: only under the second one it makes masks."""
+TOKENS = 5
+"""Of the row with which a class is tried."""
+FARTHEST = 1 << 24
+"""Tokens back to which masks are looked at."""
+IGNORED = {"dropout", "scaling", "sliding_window", "softcap", "is_causal", "position_ids",
+           "use_cache", "cache_position", "output_attentions", "output_hidden_states",
+           "output_router_logits", "logits_to_keep", "return_dict", "attention_dropout",
+           "num_items_in_batch", "position_embeddings"}
+"""Arguments of attention that say nothing which its mask, its shapes or `AttentionCall` do not."""
+class AttentionCall(NamedTuple):
+    """One call of attention in a forward pass."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int
+    """Tokens that a query sees, itself included; 0 = all."""
+    scale: float
+    cap: float
+
+
+class Trace(NamedTuple):
+    """What a class does in a forward pass."""
+
+    calls: list[AttentionCall]
+    """In order."""
+    vocab: int
+    """Width of its logits."""
+    products: bool
+    """It only calls its linear layers, so that others can stand in their place."""
+
+
+Handler = Callable[..., tuple[Tensor, None]]
+_current = threading.local()
+"""`handler`: what serves calls of attention in this thread."""
+
+
+def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
+            attention_mask: Any = None, **options: Any) -> tuple[Tensor, None]:
+    """What transformers calls. query: [1, H, T, D]; key, value: [1, KVH, T, D] -> [1, T, H, D]."""
+    answer: tuple[Tensor, None] = _current.handler(module, query, key, value, attention_mask,
+                                                   **options)
+    return answer
+
+
+@contextmanager
+def handled_by(handler: Handler) -> Iterator[None]:
+    """Meanwhile this serves the calls of attention in this thread."""
+    _current.handler = handler
+    try:
+        yield
+    finally:
+        del _current.handler
+
+
+def register() -> None:
+    """Makes our names known to transformers, and keeps it quiet."""
+    import transformers
+
+    transformers.AttentionInterface.register(PAGED, _attend)
+    transformers.AttentionInterface.register(TRACED, _attend)
+    transformers.AttentionMaskInterface.register(TRACED, _window_of)
+    transformers.utils.logging.set_verbosity(logging.CRITICAL)
+    transformers.utils.logging.disable_progress_bar()
+
+
+# --- Parts in the place of a model's own ----------------------------------------------------------
+
+class _BodyOutput:
+    """What a body gives: its rows, and None for all else that a class may ask it for."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.last_hidden_state = rows
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return (self.last_hidden_state,)[index]
+
+
+class _GivenRows(nn.Module):
+    """Stands in a model where its body was: gives rows that were computed before, so that the
+    model's own code makes logits of them, with all it does to these."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: Tensor | None = None
+
+    @property
+    def decoder(self) -> _GivenRows:
+        """OPT calls its body's."""
+        return self
+
+    def forward(self, *_: Any, **__: Any) -> _BodyOutput:
+        assert self.rows is not None
+        return _BodyOutput(self.rows)
+
+
+def body_and_head(model: Any) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    """What gives hidden rows, and what makes logits of them, [R, hidden] -> [R, vocab]."""
+    given, body = _GivenRows(), getattr(model, model.base_model_prefix)
+    setattr(model, model.base_model_prefix, given)
+
+    def head(rows: Tensor) -> Tensor:
+        given.rows = rows[None]
+        logits: Tensor = model(inputs_embeds=given.rows, use_cache=False).logits[0]
+        given.rows = None
+        return logits
+
+    return body, head
+
+
+class _Product(nn.Module):
+    """Stands in the place of a linear layer."""
+
+    def __init__(self, product: Callable[[Tensor], Tensor], columns: int) -> None:
+        super().__init__()
+        self.product, self.columns = product, columns
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.product(x.reshape(-1, self.columns))
+        return y.view(*x.shape[:-1], y.shape[-1])
+
+
+def replace_products(model: nn.Module, make: Callable[[Tensor, Tensor | None],
+                                                       Callable[[Tensor], Tensor]],
+                      dtype: torch.dtype) -> None:
+    """Puts products of ours in the place of linear layers, one after the other, so that no more
+    than one weight lies there twice."""
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            if type(layer) is nn.Linear and layer.weight.dtype is dtype:
+                bias = None if layer.bias is None else layer.bias.data
+                setattr(parent, name, _Product(make(layer.weight.data, bias), layer.in_features))
+
+
+# --- Tracing -------------------------------------------------------------------------------------
+
+class _Window(NamedTuple):
+    """Given to the class in the place of a mask."""
+
+    tokens: int
+    """0 = all."""
+
+
+class _Unserved(Exception):
+    """The class asks for what pages cannot serve."""
+
+
+def _window_of(mask_function: Callable[..., Tensor], config: Any, **_: Any) -> _Window:
+    """The window of a mask, which `mask_function` (batch, head, query, key) is. Asked at a few
+    places, since transformers has no other masks than those that it is made of."""
+    length, cpu = _current.length, torch.device("cpu")
+    keys, zero = torch.arange(length, device=cpu), torch.tensor(0, device=cpu)
+
+    def seen(query: int) -> Tensor:
+        return mask_function(zero, zero, torch.tensor(query, device=cpu), keys).expand(length)
+
+    window = int(seen(length - 1).sum())
+    for query in {0, 1, length // 2, length - 2, length - 1}:
+        if not torch.equal(seen(query), (keys <= query) & (keys > query - window)):
+            raise _Unserved("its masks are neither causal nor sliding windows")
+    return _Window(0 if window == length else window)
+
+
+def error_line(error: Exception) -> str:
+    """What transformers raised, on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def traced(kind: Any, full: Any, dtype: torch.dtype, length: int, where: Path) -> Trace:
+    """What the class does. length: of the longest sequence. Raises `BadModel`."""
+    _current.length = max(min(length, FARTHEST), TOKENS)
+    try:
+        try:
+            return _trace(kind, full, dtype, True)
+        except AttributeError:  # it looks at the weights of its linear layers
+            return _trace(kind, full, dtype, False)
+    except _Unserved as error:
+        why = str(error)
+    except Exception as error:
+        why = f"it cannot be run without its weights ({error_line(error)})"
+    raise BadModel(f"{where}: {kind.__name__} is not served by transformers' class "
+                   f"(--model-impl): {why}")
+
+
+def _trace(kind: Any, full: Any, dtype: torch.dtype, products: bool) -> Trace:
+    """products: with others in the place of linear layers."""
+    calls: list[AttentionCall] = []
+
+    def attend(_: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any,
+               **options: Any) -> tuple[Tensor, None]:
+        calls.append(_call_of(query, key, value, mask, options))
+        return query.transpose(1, 2).contiguous(), None
+
+    with torch.device("meta"), handled_by(attend), torch.inference_mode():
+        # Of the ways to run experts the one in which no shape follows from the numbers.
+        model = kind._from_config(full, dtype=dtype, attn_implementation=TRACED,
+                                  experts_implementation="batched_mm").eval()
+        if products:
+            replace_products(model, lambda weight, bias: lambda x: F.linear(x, weight, bias),
+                              dtype)
+        body, head = body_and_head(model)
+        rows = body(input_ids=torch.zeros((1, TOKENS), dtype=torch.long), use_cache=False,
+                    attention_mask=torch.ones((1, TOKENS), dtype=torch.bool),
+                    position_ids=torch.arange(TOKENS)[None]).last_hidden_state[0]
+        return Trace(calls, head(rows).shape[-1], products)
+
+
+def _call_of(query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict[str, Any]
+             ) -> AttentionCall:
+    (_, heads, tokens, width), kv_heads = query.shape, key.shape[1]
+    if not isinstance(mask, _Window):
+        raise _Unserved("it has attention without transformers' masks")
+    for name in ("s_aux", "sinks"):
+        if options.get(name) is not None:
+            raise _Unserved(f"its attention has sinks ({name})")
+    if more := sorted(name for name, own in options.items() if own is not None
+                      and own is not False and name not in IGNORED):
+        raise _Unserved(f"its attention takes {', '.join(more)}")
+    if key.shape != value.shape or key.shape[3] != width:
+        raise _Unserved(f"its values have heads of {value.shape[3]} numbers, its queries of {width}"
+                        " (attention over latents)")
+    if key.shape[2] != tokens or heads % kv_heads:
+        raise _Unserved("its attention is not over keys and values of the same tokens")
+    scale = options.get("scaling")
+    return AttentionCall(heads, kv_heads, width, mask.tokens,
+                         width**-0.5 if scale is None else float(scale),
+                         float(options.get("softcap") or 0.0))

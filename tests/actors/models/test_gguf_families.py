@@ -1,0 +1,160 @@
+"""The tables of architectures, and what of a file is refused since nothing would be made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from helpers_gguf import ARCHITECTURES, own_cache, write_model
+from helpers_models import load
+
+from actorium.actors.errors import BadModel
+from actorium.actors.models.gguf_config import gguf_config
+from actorium.actors.models.gguf_families import FAMILIES, MIXTURES
+from actorium.actors.models.gguf_file import read_gguf
+from actorium.actors.models.gguf_tensors import checkpoint_tensors
+from actorium.actors.models.model_dir import resolve
+from actorium.gpu.families.architectures import ARCHITECTURES as SERVED
+
+__all__ = ["own_cache"]
+SIZES: dict[str, Any] = {"num_hidden_layers": 1}
+
+
+def test_names_are_the_packages_and_those_of_served_classes() -> None:
+    assert set(FAMILIES) <= set(gguf.MODEL_ARCH_NAMES.values())
+    assert {own.architecture for own in (*FAMILIES.values(), *MIXTURES.values())} <= set(SERVED)
+
+
+@pytest.mark.parametrize("at", FAMILIES)
+def test_every_tensor_that_the_package_knows_of_an_architecture_has_a_name(at: str) -> None:
+    """But for those of layers that draft, and what only other sizes of the architecture have."""
+    others = {"deepseek2": {"attn_k", "attn_v"}, "granitemoe": {"ffn_gate_shexp", "ffn_up_shexp",
+                                                                "ffn_down_shexp"}}
+    number = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[at]
+    known = {gguf.TENSOR_NAMES[own].removeprefix("blk.{bid}.")
+             for own in gguf.MODEL_TENSORS[number]
+             if gguf.TENSOR_NAMES[own].startswith("blk.{bid}.")}
+    own, more = FAMILIES[at], MIXTURES.get(at)
+    served = {name.partition(".")[0] for each in (own, more or own)
+              for name in (*each.layer, *each.experts)}
+    left = {name for name in known - served - others.get(at, set())
+            if not name.startswith("nextn") and name != "attn_rot_embd"}
+    # What a class without experts has, and one with them.
+    assert not left - {"ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"}
+
+
+def changed(path: Path, architecture: str, change: Callable[[gguf.GGUFWriter], None],
+            **options: Any) -> str:
+    """Why a file to which something was added is refused."""
+    write_model(path, architecture, "F32", more=change, **SIZES, **options)
+    with pytest.raises(BadModel) as caught:
+        load(resolve(str(path)))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "shape"), [
+    ("blk.0.attn_sinks.weight", (4,)), ("blk.0.attn_q.scale", (1,)), ("output.bias", (199,)),
+    ("blk.0.ffn_gate_exps.bias", (2, 8))])
+def test_tensors_of_which_nothing_would_be_made(name: str, shape: tuple[int, ...],
+                                                tmp_path: Path) -> None:
+    assert name in changed(tmp_path / "m.gguf", "LlamaForCausalLM", lambda writer: (
+        writer.add_tensor(name, np.zeros(shape, np.float32))))
+
+
+def test_biases_that_the_class_has_not(tmp_path: Path) -> None:
+    """Llama has those of queries, keys and values only with that of what attention gives."""
+    why = changed(tmp_path / "m.gguf", "LlamaForCausalLM", lambda writer: (
+        writer.add_tensor("blk.0.attn_q.bias", np.zeros(64, np.float32))))
+    assert "blk.0.attn_q.bias" in why
+
+
+def test_keys_that_ask_for_more_than_is_served(tmp_path: Path) -> None:
+    assert "mistral3.attention.temperature_scale" in changed(
+        tmp_path / "m.gguf", "MistralForCausalLM",
+        lambda writer: writer.add_float32("mistral3.attention.temperature_scale", 0.1))
+    assert "qwen2.rope.dimension_count" in changed(
+        tmp_path / "m.gguf", "Qwen2ForCausalLM", lambda writer: writer.add_rope_dimension_count(8))
+
+
+def test_deepseek_of_the_second_version_is_refused(tmp_path: Path) -> None:
+    def softmax(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0].pop("deepseek2.expert_gating_func")
+
+    assert "deepseek2.expert_gating_func: must be 2" in changed(
+        tmp_path / "m.gguf", "DeepseekV3ForCausalLM", softmax, num_key_value_heads=4, head_dim=8,
+        qk_rope_head_dim=8, n_routed_experts=4, n_group=1, topk_group=1, num_experts_per_tok=2)
+
+
+def test_value_heads_that_are_not_those_of_the_key_heads(tmp_path: Path) -> None:
+    def more(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0].pop("qwen35.ssm.group_count")
+        writer.add_ssm_group_count(3)
+
+    options = {"layer_types": ["linear_attention", "full_attention"] * 2, "num_hidden_layers": 4}
+    write_model(tmp_path / "m.gguf", "Qwen3_5ForCausalLM", "F32", more=more, **options)
+    with pytest.raises(BadModel, match="qwen35.ssm.time_step_rank: 4 value heads are not those"):
+        resolve(str(tmp_path / "m.gguf"))
+
+
+def test_layers_that_draft_are_left_out(tmp_path: Path) -> None:
+    """They are counted with the others, and come last."""
+    def more(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0].pop("glm4.block_count")
+        writer.add_block_count(2)
+        writer.add_uint32("glm4.nextn_predict_layers", 1)
+        writer.add_tensor("blk.1.nextn.eh_proj.weight", np.zeros((64, 128), np.float32))
+
+    path = tmp_path / "m.gguf"
+    write_model(path, "Glm4ForCausalLM", "F32", more=more, **SIZES)
+    file = read_gguf(path)
+    assert gguf_config(file)["num_hidden_layers"] == 1
+    assert not any("layers.1" in part.name for part in checkpoint_tensors(file))
+    load(resolve(str(path)))
+
+
+def test_phi3s_factors_are_tensors(tmp_path: Path) -> None:
+    path, short, long = tmp_path / "m.gguf", [1.0, 1.25], [2.0, 2.5]
+    write_model(path, "Phi3ForCausalLM", "F32", num_hidden_layers=1, more=lambda writer: (
+        writer.add_rope_scaling_attn_factors(1.125)), rope_parameters={
+            "rope_type": "longrope", "rope_theta": 500.0, "partial_rotary_factor": 0.25,
+            "short_factor": short, "long_factor": long}, original_max_position_embeddings=256)
+    found = gguf_config(read_gguf(path))
+    assert found["rope_scaling"] == {"rope_type": "longrope", "short_factor": short,
+                                     "long_factor": long, "attention_factor": 1.125}
+    assert found["original_max_position_embeddings"] == 256
+    assert found["partial_rotary_factor"] == 0.25
+
+
+def test_experts_gates_and_ups_in_one_tensor(tmp_path: Path) -> None:
+    """As newer files have them, of any architecture."""
+    options: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2,
+                               "moe_intermediate_size": 32}
+    apart, joined = tmp_path / "a.gguf", tmp_path / "b.gguf"
+    write_model(apart, "Qwen3MoeForCausalLM", "Q8_0", **SIZES, **options)
+    reader = gguf.GGUFReader(str(apart))
+    tensors = {own.name: own for own in reader.tensors}
+    gate, up = (tensors.pop(f"blk.0.ffn_{own}_exps.weight") for own in ("gate", "up"))
+    writer = gguf.GGUFWriter(str(joined), "qwen3moe")
+    for field in reader.fields.values():
+        if field.name.startswith("qwen3moe."):
+            writer.add_key_value(field.name, field.contents(), field.types[0])
+    for name, own in tensors.items():
+        writer.add_tensor(name, own.data, raw_dtype=own.tensor_type)
+    writer.add_tensor("blk.0.ffn_gate_up_exps.weight", np.concatenate([gate.data, up.data], 1),
+                      raw_dtype=gate.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    names = [{part.name: part.shape for part in checkpoint_tensors(read_gguf(path))}
+             for path in (apart, joined)]
+    assert names[0] == names[1]
+
+
+def test_every_architecture_of_the_helper_is_served() -> None:
+    assert set(ARCHITECTURES.values()) <= set(FAMILIES)
