@@ -15,19 +15,34 @@ from actorium.actors.models.gguf_keys import (
     DEEPSEEK_KEYS,
     DELTA_EXPERTS,
     DELTA_KEYS,
+    ERNIE_KEYS,
+    GPT_OSS_KEYS,
     GRANITE_KEYS,
+    GROUPED_KEYS,
+    HUNYUAN_KEYS,
     HYBRID_KEYS,
+    LFM_KEYS,
     LOCAL_EXPERTS,
     QWEN_EXPERTS,
     Config,
     Key,
     deepseek_fields,
+    dots1_fields,
+    ernie_fields,
     exaone4_fields,
     gemma_fields,
+    glm4moe_fields,
     glm_fields,
+    gpt_oss_fields,
     granite_fields,
     granite_hybrid_fields,
+    granite_moe_fields,
+    hunyuan_moe_fields,
+    lfm2_fields,
+    minimax_fields,
+    mistral3_fields,
     olmo_fields,
+    olmoe_fields,
     phi3_fields,
     qwen2moe_fields,
     qwen3moe_fields,
@@ -42,6 +57,8 @@ LATENT, JOINED = "latent", "joined"
 """Changes that make one tensor of two: what expands latents to keys and to values; gate and up."""
 SECOND = {"attn_k_b": "attn_v_b", "ffn_gate": "ffn_up", "ffn_gate_shexp": "ffn_up_shexp"}
 """The first of these two, and the other."""
+OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+"""Modules outside of layers."""
 Name = str | tuple[str, ...]
 """What a tensor is called in a checkpoint; or, one behind the other, its rows'."""
 More = Callable[[GgufFile, str, Config], Config]
@@ -70,14 +87,12 @@ class GgufFamily(NamedTuple):
     """A part of each head may be rotated alone."""
     latent: bool = False
     """Attention over latents: heads have other sizes."""
+    outer: dict[str, str] = OUTER
     tiled: dict[str, str] = {}
     """Tensors of a layer in which the value heads of a key head do not lie together: its first one
     lies behind the first one of the key head before; which rows they are, or COLUMNS."""
-    zero: tuple[str, ...] = ()
-    """Keys that must be absent or 0: what they ask for is not served."""
 
 
-OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 NOT_WEIGHTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """What the config is read from."""
 COMPUTED = ("attn_rot_embd", "attn_rot_embd.weight", "rope_freqs.weight")
@@ -144,6 +159,24 @@ DEEPSEEK_LAYER: dict[str, Name] = {
     "ffn_gate_inp": "mlp.gate", "exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
 
 
+GROUPED_LAYER: dict[str, Name] = {
+    **QWEN_MOE_LAYER, **{name: f"mlp.shared_experts.{own}" for name, own in SHARED.items()},
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
+GLM4_MOE_LAYER: dict[str, Name] = {
+    **GROUPED_LAYER, "post_attention_norm": "post_attention_layernorm"}
+ERNIE_MOE_LAYER: dict[str, Name] = {
+    **GROUPED_LAYER, "exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"}
+HUNYUAN_LAYER: dict[str, Name] = {
+    **LAYER, "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+HUNYUAN_MOE_LAYER: dict[str, Name] = {
+    **HUNYUAN_LAYER, **{name: f"mlp.shared_mlp.{own}" for name, own in SHARED.items()},
+    "ffn_gate_inp": "mlp.gate.wg"}
+LFM_LAYER: dict[str, Name] = {
+    **ATTENTION, "attn_norm": "operator_norm", "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1", "ffn_up": "feed_forward.w3", "ffn_down": "feed_forward.w2",
+    **{f"shortconv.{own}": f"conv.{own}" for own in ("conv", "in_proj", "out_proj")}}
+
+
 def experts_at(at: str, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
                ) -> dict[str, Name]:
     """Names of a mixture's tensors; at: what they begin with."""
@@ -154,12 +187,12 @@ def experts_at(at: str, names: tuple[str, str, str] = ("gate_proj", "up_proj", "
 
 EXPERTS = experts_at("mlp.")
 SPARSE = "block_sparse_moe."
+MIXTRAL_EXPERTS = experts_at(SPARSE, ("w1", "w3", "w2"))
 QWEN3MOE = GgufFamily("Qwen3MoeForCausalLM", QWEN_MOE_LAYER, QWEN_EXPERTS, EXPERTS,
                       more=qwen3moe_fields)
 FAMILIES = {
     "llama": GgufFamily("LlamaForCausalLM", LAYER, permuted=True),
-    "mistral3": GgufFamily("MistralForCausalLM", LAYER, permuted=True,
-                           zero=("attention.temperature_scale",)),
+    "mistral3": GgufFamily("MistralForCausalLM", LAYER, more=mistral3_fields, permuted=True),
     "qwen2": GgufFamily("Qwen2ForCausalLM", LAYER),
     "qwen3": GgufFamily("Qwen3ForCausalLM", LAYER),
     "qwen2vl": GgufFamily("Qwen2ForCausalLM", LAYER),
@@ -182,8 +215,10 @@ FAMILIES = {
     "granite": GgufFamily("GraniteForCausalLM", LAYER, GRANITE_KEYS, more=granite_fields,
                           permuted=True),
     "granitemoe": GgufFamily(
-        "GraniteMoeForCausalLM", {**LAYER, "ffn_gate_inp": f"{SPARSE}router.layer"},
-        (*GRANITE_KEYS, *LOCAL_EXPERTS), experts_at(SPARSE), more=granite_fields, permuted=True),
+        "GraniteMoeForCausalLM", {**HYBRID_LAYER, **ATTENTION},
+        (*GRANITE_KEYS, *LOCAL_EXPERTS), experts_at(SPARSE),
+        {f"ffn_{own}_shexp.weight": JOINED for own in ("gate", "up")}, granite_moe_fields,
+        permuted=True),
     "granitehybrid": GgufFamily(
         "GraniteMoeHybridForCausalLM", HYBRID_LAYER, HYBRID_KEYS, experts_at(SPARSE),
         {**RECURRENT, **{f"ffn_{own}.weight": JOINED for own in (
@@ -199,6 +234,29 @@ FAMILIES = {
         "Qwen3_5MoeForCausalLM", DELTA_LAYER, (*DELTA_KEYS, *DELTA_EXPERTS), EXPERTS,
         {**RECURRENT, "ffn_gate_inp_shexp.weight": "row"}, qwen35_fields, norm_plus_one=True,
         partial=True, tiled=TILED),
+    "olmoe": GgufFamily("OlmoeForCausalLM", QWEN_MOE_LAYER, QWEN_EXPERTS, EXPERTS,
+                        more=olmoe_fields),
+    "glm4moe": GgufFamily("Glm4MoeForCausalLM", GLM4_MOE_LAYER, GROUPED_KEYS, EXPERTS,
+                          more=glm4moe_fields, partial=True),
+    "dots1": GgufFamily("Dots1ForCausalLM", GROUPED_LAYER, GROUPED_KEYS, EXPERTS,
+                        more=dots1_fields),
+    "minimax-m2": GgufFamily(
+        "MiniMaxM2ForCausalLM", {**LAYER, "ffn_gate_inp": f"{SPARSE}gate", "exp_probs_b.bias":
+                                 f"{SPARSE}e_score_correction_bias"},
+        LOCAL_EXPERTS, MIXTRAL_EXPERTS, more=minimax_fields, partial=True),
+    "ernie4_5": GgufFamily("Ernie4_5ForCausalLM", LAYER, more=ernie_fields),
+    "ernie4_5-moe": GgufFamily("Ernie4_5_MoeForCausalLM", ERNIE_MOE_LAYER, ERNIE_KEYS, EXPERTS,
+                               {"exp_probs_b.bias": "row"}, ernie_fields),
+    "hunyuan-dense": GgufFamily("HunYuanDenseV1ForCausalLM", HUNYUAN_LAYER),
+    "hunyuan-moe": GgufFamily("HunYuanMoEV1ForCausalLM", HUNYUAN_MOE_LAYER, HUNYUAN_KEYS, EXPERTS,
+                              more=hunyuan_moe_fields),
+    "lfm2": GgufFamily("Lfm2ForCausalLM", LFM_LAYER, LFM_KEYS, {},
+                       {"shortconv.conv.weight": "convolution"}, lfm2_fields,
+                       outer={**OUTER, "token_embd_norm": "model.norm"}),
+    "gpt-oss": GgufFamily(
+        "GptOssForCausalLM", {**LAYER, "post_attention_norm": "post_attention_layernorm",
+                              "ffn_gate_inp": "mlp.router", "attn_sinks.weight": "self_attn.sinks"},
+        GPT_OSS_KEYS, EXPERTS, more=gpt_oss_fields),
     "deepseek2": GgufFamily("DeepseekV3ForCausalLM", DEEPSEEK_LAYER, DEEPSEEK_KEYS, EXPERTS,
                             {"attn_k_b.weight": LATENT, "attn_v_b.weight": LATENT}, deepseek_fields,
                             latent=True),
@@ -207,7 +265,7 @@ FAMILIES = {
 MIXTURES = {
     "llama": GgufFamily(
         "MixtralForCausalLM", {**LAYER, "ffn_gate_inp": f"{SPARSE}gate"}, LOCAL_EXPERTS,
-        experts_at(SPARSE, ("w1", "w3", "w2")), permuted=True),
+        MIXTRAL_EXPERTS, permuted=True),
 }
 """Those that are another class where `expert_count` is not 0."""
 
@@ -223,7 +281,4 @@ def family(file: GgufFile) -> GgufFamily:
         if name not in MIXTURES:
             raise file.bad(count, "mixtures of experts of this architecture are not served")
         own = MIXTURES[name]
-    for key in own.zero:
-        if f"{name}.{key}" in file and file.real(f"{name}.{key}"):
-            raise file.bad(f"{name}.{key}", "is not served")
     return own

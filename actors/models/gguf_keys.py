@@ -14,8 +14,8 @@ Config = dict[str, Any]
 REQUIRED = object()
 GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 EXAONE_32B_LAYERS = 64
-SIGMOID = 2
-"""How the experts of DeepSeek-V3 are scored (`expert_gating_func`)."""
+SOFTMAX, SIGMOID = 1, 2
+"""How experts are scored (`expert_gating_func`): in DeepSeek-V2, and in V3."""
 
 
 class Key(NamedTuple):
@@ -65,10 +65,7 @@ DELTA_KEYS = (
 DELTA_EXPERTS = (
     *QWEN_EXPERTS, Key("expert_shared_feed_forward_length", "shared_expert_intermediate_size"),
 )
-DEEPSEEK_KEYS = (
-    Key("attention.q_lora_rank", "q_lora_rank", NUMBER, None),
-    Key("attention.kv_lora_rank", "kv_lora_rank"),
-    Key("rope.dimension_count", "qk_rope_head_dim"),
+GROUPED_KEYS = (
     Key("expert_count", "n_routed_experts"), USED,
     Key("expert_feed_forward_length", "moe_intermediate_size"),
     Key("expert_shared_count", "n_shared_experts"),
@@ -78,6 +75,26 @@ DEEPSEEK_KEYS = (
     Key("expert_group_count", "n_group", NUMBER, 1),
     Key("expert_group_used_count", "topk_group", NUMBER, 1),
 )
+DEEPSEEK_KEYS = (
+    Key("attention.q_lora_rank", "q_lora_rank", NUMBER, None),
+    Key("attention.kv_lora_rank", "kv_lora_rank"),
+    Key("rope.dimension_count", "qk_rope_head_dim"), *GROUPED_KEYS,
+)
+ERNIE_KEYS = (
+    Key("expert_count", "moe_num_experts"), Key("expert_used_count", "moe_k"),
+    Key("expert_feed_forward_length", "moe_intermediate_size"),
+    Key("expert_shared_count", "moe_num_shared_experts", NUMBER, 0),
+    Key("leading_dense_block_count", "moe_layer_start_index", NUMBER, 0),
+    Key("interleave_moe_layer_step", "moe_layer_interval", NUMBER, 1),
+)
+HUNYUAN_KEYS = (
+    Key("expert_count", "num_experts"), Key("expert_used_count", "moe_topk"),
+    Key("expert_shared_count", "num_shared_expert", NUMBER, 1),
+)
+GPT_OSS_KEYS = (
+    *LOCAL_EXPERTS, Key("expert_feed_forward_length", "intermediate_size"),
+)
+LFM_KEYS = (Key("shortconv.l_cache", "conv_L_cache"),)
 
 
 def read_keys(file: GgufFile, at: str, keys: tuple[Key, ...]) -> Config:
@@ -143,22 +160,94 @@ def granite_fields(_: GgufFile, __: str, config: Config) -> Config:
                                                max(1, config["head_dim"]) ** -0.5)}
 
 
+def granite_moe_fields(file: GgufFile, at: str, config: Config) -> Config:
+    """With an MLP for all tokens it is another class."""
+    shared = file.tensors.get("blk.0.ffn_gate_shexp.weight")
+    more = {} if shared is None else {"architectures": ["GraniteMoeSharedForCausalLM"],
+                                      "shared_intermediate_size": shared.shape[0]}
+    return {**granite_fields(file, at, config), **more}
+
+
+def mistral3_fields(file: GgufFile, at: str, config: Config) -> Config:
+    """Ministral 3 where queries grow with their position."""
+    key = f"{at}.attention.temperature_scale"
+    if key not in file or not (beta := file.real(key)):
+        return {}
+    rope, mscale = config.get("rope_scaling", {}), f"{at}.rope.scaling.yarn_log_multiplier"
+    if rope.get("rope_type") != "yarn":
+        raise file.bad(key, "is served with a rope of type yarn alone")
+    scale = {name: file.real(mscale) for name in ("mscale", "mscale_all_dim") if mscale in file}
+    return {"architectures": ["Ministral3ForCausalLM"], "rope_scaling": {
+        **rope, **scale, "llama_4_scaling_beta": beta}}
+
+
+def glm4moe_fields(file: GgufFile, at: str, config: Config) -> Config:
+    """The layer that drafts is not read."""
+    return {**glm_fields(file, at, config), "num_nextn_predict_layers": 0,
+            "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors}
+
+
+def dots1_fields(_: GgufFile, __: str, ___: Config) -> Config:
+    return {"sliding_window": None}
+
+
+def olmoe_fields(_: GgufFile, __: str, ___: Config) -> Config:
+    return {"norm_topk_prob": False}
+
+
+def minimax_fields(file: GgufFile, at: str, _: Config) -> Config:
+    return {"intermediate_size": file.number(f"{at}.expert_feed_forward_length")}
+
+
+def ernie_fields(_: GgufFile, __: str, config: Config) -> Config:
+    return {"use_bias": config["attention_bias"]}
+
+
+def gpt_oss_fields(file: GgufFile, at: str, config: Config) -> Config:
+    """The ends of its yarn's ramp are not rounded."""
+    rope = config.get("rope_scaling", {})
+    return {"sliding_window": None, **layer_types(file, at, config, 2),
+            "rope_scaling": {**rope, "truncate": False} if rope else {"rope_type": "default"}}
+
+
+def hunyuan_moe_fields(file: GgufFile, at: str, config: Config) -> Config:
+    key, size = f"{at}.expert_feed_forward_length", config["intermediate_size"]
+    if file.number(key, size) != size:
+        raise file.bad(key, f"must be {at}.feed_forward_length, {size}")
+    return {}
+
+
+def lfm2_fields(file: GgufFile, at: str, config: Config) -> Config:
+    """Layers without key heads are convolutions."""
+    return {"norm_eps": config["rms_norm_eps"], "block_auto_adjust_ff_dim": False,
+            "conv_bias": any(name.endswith(".shortconv.conv.bias") for name in file.tensors),
+            "layer_types": ["full_attention" if count else "conv"
+                            for count in kv_heads_of_layers(file, at, config)]}
+
+
+def kv_heads_of_layers(file: GgufFile, at: str, config: Config) -> list[int]:
+    """The key heads of each layer. Raises `BadModel`."""
+    key, layers = f"{at}.attention.head_count_kv", config["num_hidden_layers"]
+    counts = file.numbers(key, layers) if file.is_array(key) else [file.number(key)] * layers
+    if len(counts) != layers:
+        raise file.bad(key, f"tells of {len(counts)} layers, not {layers}")
+    return counts
+
+
 def granite_hybrid_fields(file: GgufFile, at: str, config: Config) -> Config:
     """Layers without key heads are recurrent."""
-    key, hidden = f"{at}.attention.head_count_kv", max(1, config["hidden_size"])
-    layers, inner = config["num_hidden_layers"], file.number(f"{at}.ssm.inner_size")
-    counts = file.numbers(key, layers) if file.is_array(key) else [file.number(key)] * layers
+    inner, hidden = file.number(f"{at}.ssm.inner_size"), max(1, config["hidden_size"])
     shared = next((own for name in ("blk.0.ffn_gate_shexp.weight", "blk.0.ffn_gate.weight")
                    if (own := file.tensors.get(name)) is not None), None)
-    if len(counts) != layers or shared is None:
-        raise file.bad(key if shared else "tensor blk.0.ffn_gate.weight",
-                       f"must be that of {layers} layers")
+    if shared is None:
+        raise file.bad("tensor blk.0.ffn_gate.weight", "must be there")
     biased = {own: f".{own}.bias" for own in ("ssm_in", "ssm_conv1d")}
     found = {own: any(name.endswith(end) for name in file.tensors) for own, end in biased.items()}
     rotates = file.flag(f"{at}.rope.scaling.finetuned", False)
     return {**granite_fields(file, at, config), "mamba_expand": inner // hidden,
             "mamba_d_head": "auto",
-            "layer_types": ["attention" if count else "mamba" for count in counts],
+            "layer_types": ["attention" if count else "mamba"
+                            for count in kv_heads_of_layers(file, at, config)],
             "attention_bias": any(name.endswith(".attn_output.bias") for name in file.tensors),
             "shared_intermediate_size": shared.shape[0],
             "mamba_proj_bias": found["ssm_in"], "mamba_conv_bias": found["ssm_conv1d"],
@@ -205,15 +294,19 @@ def glm_fields(file: GgufFile, _: str, __: Config) -> Config:
 
 def deepseek_fields(file: GgufFile, at: str, config: Config) -> Config:
     gating = f"{at}.expert_gating_func"
-    if file.number(gating, 1) != SIGMOID:
-        raise file.bad(gating, f"must be {SIGMOID} (sigmoid, as in DeepSeek-V3), got "
-                       f"{shown(file.number(gating, 1))}")
+    scores = file.number(gating, SOFTMAX)
+    if scores not in (SOFTMAX, SIGMOID):
+        raise file.bad(gating, f"must be {SOFTMAX} (softmax) or {SIGMOID} (sigmoid), got "
+                       f"{shown(scores)}")
     mla = "_mla" if f"{at}.attention.key_length_mla" in file else ""
     query = file.number(f"{at}.attention.key_length{mla}")
     fields: Config = {
         "v_head_dim": file.number(f"{at}.attention.value_length{mla}"),
         "qk_nope_head_dim": query - config["qk_rope_head_dim"], "rope_interleave": True,
         "q_lora_rank": config.get("q_lora_rank") or None}
+    if scores == SOFTMAX:
+        fields |= {"architectures": ["DeepseekV2ForCausalLM"], "topk_method":
+                   "greedy" if config["n_group"] == 1 else "group_limited_greedy"}
     log = f"{at}.rope.scaling.yarn_log_multiplier"
     if log in file and "rope_scaling" in config:
         mscale = round(10 * file.real(log), 6)

@@ -19,7 +19,6 @@ from actorium.actors.models.gguf_families import (
     LATENT,
     NOT_WEIGHTS,
     ONE_EACH,
-    OUTER,
     QKV,
     SECOND,
     GgufFamily,
@@ -112,8 +111,8 @@ class _Names(NamedTuple):
         module, _, kind = name.rpartition(".")
         layer = _LAYER_NAME.fullmatch(name)
         if layer is None:
-            if module in OUTER:
-                yield from self._named(f"{OUTER[module]}.{kind}", name, stored)
+            if module in self.family.outer:
+                yield from self._named(f"{self.family.outer[module]}.{kind}", name, stored)
             elif name not in NOT_WEIGHTS:
                 raise self._unknown(name)
             return
@@ -129,8 +128,9 @@ class _Names(NamedTuple):
             own = _prefixed(prefix, self.family.layer[module], kind)
             yield from self._named(own, inner, stored)
         elif module in self.family.experts:
-            if len(stored.shape) != 3 or kind == "bias":
-                raise self.file.bad(f"tensor {name}", "must be a weight of three dimensions")
+            if len(stored.shape) != (3 if kind == "weight" else 2):
+                raise self.file.bad(f"tensor {name}", "must be weights of three dimensions, or "
+                                    "biases of two")
             for expert in range(stored.shape[0]):
                 each = _prefixed(prefix, self.family.experts[module], kind, expert)
                 yield from self._named(each, inner, stored, expert)
@@ -257,7 +257,7 @@ def _with_factors(file: GgufFile) -> Iterator[tuple[str, GgufTensor]]:
 def kv_heads_of(file: GgufFile, at: str, heads: int) -> int:
     """Of each layer with attention: those of recurrent ones are 0."""
     key = f"{at}.attention.head_count_kv"
-    if at != "granitehybrid" or not file.is_array(key):
+    if at not in ("granitehybrid", "lfm2") or not file.is_array(key):
         return file.same(key, heads)
     counts = {count for count in file.numbers(key, MAX_LAYERS) if count}
     if len(counts) != 1 or not isinstance(count := counts.pop(), int) or not 0 < count <= heads:

@@ -73,6 +73,12 @@ KINDS: Mapping[str, ModelKind] = {
     "Llama": _tiny("llama"), "Qwen3": _tiny("qwen3"), "Qwen3-MoE": _tiny("moe"),
     "Qwen3.5, GatedDeltaNet and MTP": _tiny("qwen35"), "Gemma 3": _tiny("gemma3"),
     "Granite 4 hybrid": _tiny("granite"), "DeepSeek, MTP": _tiny("deepseek"),
+    **{name: _tiny(architecture) for name, architecture in (
+        ("GPT-OSS", "GptOssForCausalLM"), ("Llama 4", "Llama4ForCausalLM"),
+        ("OLMo 3", "Olmo3ForCausalLM"), ("Phi-2", "PhiForCausalLM"),
+        ("GLM-4.5", "Glm4MoeForCausalLM"), ("Falcon-H1", "FalconH1ForCausalLM"),
+        ("LFM2", "Lfm2ForCausalLM"), ("Jamba", "JambaForCausalLM"),
+        ("Kimi Linear", "KimiLinearForCausalLM"))},
     "Llama, INT8": _tiny("llama", "--quantization", "int8"),
     "Llama, INT4": _tiny("llama", "--quantization", "int4"),
     "Llama, FP8": _tiny("llama", "--quantization", "fp8"),

@@ -227,9 +227,10 @@ def jais2(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     return _biased(shape, get.flag("attention_bias"), get.flag("mlp_bias"))
 
 
-def gpt2(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+def gpt2(raw: dict[str, Any], where: Path, dtype: str,
+         defaults: dict[str, Any] = GPT2) -> ModelShape:
     """Reader of GPT-2's config."""
-    get, shape = _gpt(raw, where, dtype, GPT2)
+    get, shape = _gpt(raw, where, dtype, defaults)
     for name in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
         if get.raw.get(name):
             raise get.bad(name, "is not supported")
@@ -240,7 +241,7 @@ def gpt2(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
 
 def gpt_bigcode(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of the config of SantaCoder and the first StarCoder."""
-    shape = gpt2({**BIGCODE, **raw}, where, dtype)
+    shape = gpt2(raw, where, dtype, BIGCODE)
     return replace(shape, kv_heads=1 if raw.get("multi_query", True) else shape.heads)
 
 
@@ -322,8 +323,7 @@ def _gpt(raw: dict[str, Any], where: Path, dtype: str,
          defaults: dict[str, Any]) -> tuple[Fields, ModelShape]:
     """A GPT, whose fields have names of their own."""
     raw = _of_all_heads(raw)
-    size = raw.pop("intermediate_size", None) and None
-    given = {own: raw.pop(name) for name, own in GPT_FIELDS.items() if raw.get(name) is not None}
+    given = {own: raw[name] for name, own in GPT_FIELDS.items() if name in raw and own != "n_inner"}
     raw = completed({**given, **raw}, defaults)
     size = raw.get("n_inner") or 4 * Fields(raw, where).int("n_embd")
     raw |= {name: raw.get(own) for name, own in GPT_FIELDS.items()} | {"intermediate_size": size}

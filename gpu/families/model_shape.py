@@ -323,13 +323,13 @@ class ExpertShape(NamedTuple):
     shared_gate: bool = True
     """A sigmoid gates what the shared expert gives."""
     names: MixtureNames = MixtureNames()
-    latent: int = 0
-    """Width of what the experts take and give, which two projections make of hidden states and
-    back; 0 = hidden states."""
     bias: bool = False
     """The router and the experts' projections have biases."""
     clamp: tuple[float, float] | None = None
     """(alpha, limit) of a clamped SwiGLU (`activation.clamped_swiglu`); None: a plain one."""
+    latent: int = 0
+    """Width of what the experts take and give, which two projections make of hidden states and
+    back; 0 = hidden states."""
 
 
 class Routing(NamedTuple):

@@ -41,12 +41,10 @@ class WeightFormat(NamedTuple):
         return form
 
     def held_bytes(self, rows: int, columns: int) -> int:
-        """Bytes of a weight: codes, and scales (and mins) in two bytes a group, or in four where a
-        row has one. Kernels take rows by 16: the last are filled up, but of MXFP4."""
-        if self.fp4:
-            return rows * (columns * self.bits // 8 + columns // self.group)
+        """Bytes of a weight: codes, and scales (and mins) in two bytes a group, in one of MXFP4, or
+        in four where a row has one. Kernels take rows by 16: the last are filled up."""
         rows = -(-rows // 16) * 16
-        count, each = (columns // self.group, 2) if self.group else (1, 4)
+        count, each = (columns // self.group, 2 - self.fp4) if self.group else (1, 4)
         return rows * (columns * self.bits // 8 + count * each * (1 + self.mins))
 
 

@@ -1,8 +1,8 @@
 """Decoders of one parametrised layer: `CausalLM` (Llama, Mistral, Qwen2, Qwen3, Gemma 2 and 3,
-Granite 3, and those of `dense_config`), whose models differ in biases, norms, the activation, and
-the window and rope of each layer; and `HybridLM` (Qwen3-Next, Qwen3.5, Qwen2-MoE and Qwen3-MoE,
-Mixtral, Granite 3 MoE, GPT-OSS), which mixes recurrent and attention layers, dense MLPs and
-experts."""
+Granite 3, and those of `dense_config` and `layer_norm_config`), whose models differ in biases,
+norms, MLPs, the activation, and the window and rope of each layer; and `HybridLM` (Qwen3-Next,
+Qwen3.5, Qwen2-MoE and Qwen3-MoE, Mixtral, Granite 3 MoE, GPT-OSS), which mixes recurrent and
+attention layers, dense MLPs and experts."""
 
 from __future__ import annotations
 

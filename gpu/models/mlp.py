@@ -209,11 +209,11 @@ def experts(w: LayerWeights, s: ExpertShape) -> Experts:
     served = len(kinds) == 1 and ROWS not in kinds and (
         not isinstance(weight, Tensor) or not is_packed(weight)
         or plain_gate and has_products(weight.device))
-    if len(wide) == 1:
-        return _squared_experts(w, own, s.names.expert, served)
     if s.bias and w.group.place.rank:  # the first rank adds those of down
         for each in own:
             each.put(f"{down}.bias", torch.zeros_like(each.pop(f"{down}.bias")))
+    if len(wide) == 1:
+        return _squared_experts(w, own, s.names.expert, served)
     if w.ops.groups_experts and kinds == {ROWS} and _in_fp4(own[0], s):
         return w.ops.experts_fp4(_stacked_fp4(own, *wide), _stacked_fp4(own, down),
                                  _extras(own, s))
@@ -238,10 +238,10 @@ def _stacked_fp4(own: Sequence[LayerWeights], *names: str) -> Fp4Weight:
 
 
 def _extras(own: Sequence[LayerWeights], s: ExpertShape) -> ExpertExtras:
-    gate, up, down = (f"{name}.bias" for name in s.names.expert)
     if not s.bias:
         return ExpertExtras(clamp=s.clamp)
-    return ExpertExtras(torch.stack([each.pop(gate, up) for each in own]),
+    *wide, down = (f"{name}.bias" for name in s.names.expert)
+    return ExpertExtras(torch.stack([each.pop(*wide) for each in own]),
                         torch.stack([each.pop(down) for each in own]), s.clamp)
 
 

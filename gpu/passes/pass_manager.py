@@ -29,7 +29,7 @@ from actorium.gpu.passes.fusion_pass import FusionPass, LayerFacts, head_form, t
 from actorium.gpu.passes.fusions import ALL
 from actorium.gpu.passes.layer_graph import Lines, PartGraph, Pending, lowered, reduces
 from actorium.gpu.step.pools import KVPagePool
-from actorium.kernels.inputs import HiddenStream, settled
+from actorium.kernels.inputs import HiddenStream, InputForm, settled
 from actorium.kernels.reference.kv import read_rows
 
 LOG = logging.getLogger("actorium.passes")
@@ -41,6 +41,8 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 """Of a difference, see `_apart`: joined operations leave out roundings, of 2**-9 in bfloat16."""
 FP8_TOLERANCE = 6e-2
 """The same where products take FP8: an input that is rounded otherwise is off by 2**-4."""
+SQUARES = ("relu2", "xielu")
+"""Activations that square their input."""
 PAGE_TOLERANCE = {torch.int8: 2e-2, torch.float8_e4m3fn: FP8_TOLERANCE,
                   torch.float8_e5m2: FP8_TOLERANCE}
 """Of what is kept in pages of 8 bits: a number next to a tie becomes another code."""
@@ -95,7 +97,8 @@ class PassManager:
         model.runs = self.runs(len(model.layers))
         self.report.structures = len(self._known)
         head = model.end_part
-        model.end = self.piece(head, "head", head_form(head.product, head.scale, head.cap))
+        form = head_form(head.product, head.scale, head.cap)
+        model.end = self.piece(head, "head", InputForm() if head.layer_norm else form)
         drafter = model.drafter
         if isinstance(drafter, MtpDrafter):
             self._pieces(drafter.layer.mixer, "mtp.")
@@ -261,8 +264,9 @@ def _mismatch(g: PartGraph, own: FusionPass, made: Sequence[Node], expected: int
 
 def tolerance(model: Decoder) -> float:
     """Of a model's differences."""
-    known = TOLERANCE[model.dtype]
-    return known if model.shape.fp8 is None else max(known, FP8_TOLERANCE)
+    known, squares = TOLERANCE[model.dtype], model.shape.activation in SQUARES
+    # What an input is off by, its square is by twice as much.
+    return known if model.shape.fp8 is None else max(known, FP8_TOLERANCE * (1 + squares))
 
 
 @torch.inference_mode()

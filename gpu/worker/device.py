@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from time import perf_counter
 from typing import NamedTuple
 
@@ -96,10 +97,8 @@ def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[s
     device = pick_device(config.device, group.place)
     with _timed(seconds, "load"):
         report("loading", "")
-        before = taken(device)
-        model = _load(config, device, report, group)
+        model, weights = _load(config, device, report, group)
     require_exact(model, config.device.exact)
-    weights = taken(device) - before
     with _timed(seconds, "allocate"):
         report("warming", "allocating")
         runner, footprint, plan = allocate(config, model, device, report)
@@ -131,8 +130,9 @@ def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
 
 
 def _load(config: Config, device: torch.device, report: ReportPhase, group: RankGroup
-          ) -> LoadedModel:
-    """The model with its weights; what the config alone rules out is refused before it loads."""
+          ) -> tuple[LoadedModel, int]:
+    """The model with its weights, and their bytes; what the config alone rules out is refused
+    before it loads."""
     path = resolve(config.model.model)
     shape = read_shape(path, config).split(group.place.size)
     max_drafts(config, shape)
@@ -144,9 +144,13 @@ def _load(config: Config, device: torch.device, report: ReportPhase, group: Rank
         group.prepare(shape.hidden, TORCH_DTYPES[shape.dtype])
     measured = chooses_passes(config.device.passes) and config.device.exact_ranks == 1
     most = config.scheduler.max_num_batched_tokens
-    return load_model(path, config, device,
-                      lambda what, done, of: report("loading", f"{what} {done}/{of}"), group,
-                      partial(keep_winners, most=most) if measured else keep_all)
+    if shape.by_transformers:
+        import_module("transformers.modeling_utils")  # so that its memory is not the weights'
+    before = taken(device)
+    model = load_model(path, config, device,
+                       lambda what, done, of: report("loading", f"{what} {done}/{of}"), group,
+                       partial(keep_winners, most=most) if measured else keep_all)
+    return model, taken(device) - before
 
 
 def _device_name(device: torch.device) -> str:

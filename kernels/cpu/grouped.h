@@ -14,7 +14,10 @@
  *
  * Scales lie apart, in the same order: for every group, of the first panel and of the second, 16
  * scales and, where there are any, 16 mins: f16 (times `factor`, a power of two) or, where a row has
- * one scale (group 0), f32. */
+ * one scale (group 0), f32.
+ *
+ * Of MXFP4 (fp4) codes of 4 bits are numbers in e2m1, and scales are bytes in e8m0, powers of two.
+ * They are multiplied as integers too: twice the number, and 12. */
 #pragma once
 #include "common.h"
 #if defined(__AVX2__) || defined(__F16C__)
@@ -25,12 +28,20 @@
 #define COLUMNS 32 /* of a block */
 #define LINE 64
 
-/* Filled by kernels/cpu/grouped_native.py: eight 64-bit words, and the factor. */
+/* Filled by kernels/cpu/grouped_native.py: nine 64-bit words, and the factor. */
 struct grouped {
     uint8_t *codes, *scales;
-    int64_t outs, ins, bits, group, mins, zero;
+    int64_t outs, ins, bits, group, mins, zero, fp4;
     double factor;
 };
+
+/* How products read codes: their bits, or FP4, which are 4. */
+enum { FP4 = 32 + 4 };
+INLINE int reading_of(const struct grouped *w) { return w->fp4 ? FP4 : (int)w->bits; }
+#define WIDTH(bits) ((bits) & 15)
+
+#define FP4_ZERO 12
+static const uint8_t fp4_codes[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
 INLINE int64_t panels_of(const struct grouped *w) { return (w->outs + OUTS - 1) / OUTS; }
 INLINE int64_t columns_each(const struct grouped *w) { return w->group ? w->group : w->ins; }
@@ -38,7 +49,7 @@ INLINE int64_t groups_of(const struct grouped *w) { return w->ins / columns_each
 
 /* Bytes of the scales (and mins) of a group of a panel. */
 INLINE int64_t scale_bytes(const struct grouped *w) {
-    return OUTS * (w->group ? 2 : 4) * (1 + w->mins);
+    return OUTS * (w->fp4 ? 1 : w->group ? 2 : 4) * (1 + w->mins);
 }
 
 /* Where a panel's blocks and scales begin, and how far apart they are. */
@@ -52,8 +63,17 @@ INLINE struct place place_of(const struct grouped *w, int64_t panel) {
                           count * block, count * scale};
 }
 
-/* Byte i of vector v of a block. */
+/* A power of two in e8m0; the least is 0. */
+INLINE float from_power(uint8_t power) {
+    uint32_t bits = (uint32_t)power << 23;
+    float y;
+    memcpy(&y, &bits, 4);
+    return y;
+}
+
+/* Byte i of vector v of a block. bits: see `reading_of`. */
 INLINE int code_at(const uint8_t *block, int64_t bits, int v, int i) {
+    if (bits == FP4) return fp4_codes[block[v / 2 * LINE + i] >> 4 * (v % 2) & 15];
     if (bits == 8) return block[v * LINE + i];
     int upper = bits == 5 ? (block[i] >> v & 1) << 4
               : bits == 6 ? (block[v / 4 * LINE + i] >> 2 * (v % 4) & 3) << 4 : 0;

@@ -3,7 +3,7 @@
  * that compiles anywhere.
  *
  * `load_codes(bits, block, half, v)` makes vectors 4 * half to 4 * half + 3 of a block, see
- * grouped.h; `dot(bits, sums, codes, four)` adds to each output the products of its four codes with the
+ * grouped.h, bits: `reading_of` the weight; `dot(bits, sums, codes, four)` adds to each output the products of its four codes with the
  * four inputs; `dot_half`, where HALVES is defined, those of four vectors. TOKENS times PANELS results fit the registers. */
 #pragma once
 #include "grouped.h"
@@ -26,6 +26,10 @@ INLINE floats load_halves(const uint8_t *at) {
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)at));
 }
 INLINE floats load_floats(const uint8_t *at) { return _mm512_loadu_ps(at); }
+INLINE floats load_powers(const uint8_t *at) {
+    __m512i powers = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)at));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(powers, 23));
+}
 INLINE void store_floats(float *to, floats x) { _mm512_storeu_ps(to, x); }
 INLINE floats add_product(floats sum, floats a, float b) {
     return _mm512_fmadd_ps(a, _mm512_set1_ps(b), sum);
@@ -39,9 +43,13 @@ INLINE void load_codes(const int bits, const uint8_t *block, const int half, int
     }
     const ints nibble = _mm512_set1_epi8(15);
     for (int j = 0; j < 2; j++) {
-        ints line = _mm512_loadu_si512(block + (bits - 4 + 2 * half + j) * LINE);
+        ints line = _mm512_loadu_si512(block + (WIDTH(bits) - 4 + 2 * half + j) * LINE);
         v[2 * j] = _mm512_and_si512(line, nibble);
         v[2 * j + 1] = _mm512_and_si512(_mm512_srli_epi16(line, 4), nibble);
+    }
+    if (bits == FP4) {
+        const ints codes = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)fp4_codes));
+        for (int j = 0; j < 4; j++) v[j] = _mm512_shuffle_epi8(codes, v[j]);
     }
     if (bits == 5) {
         const ints fifth = _mm512_set1_epi8(16);
@@ -77,6 +85,12 @@ INLINE floats load_halves(const uint8_t *at) {
 INLINE floats load_floats(const uint8_t *at) {
     return (floats){_mm256_loadu_ps((const float *)at), _mm256_loadu_ps((const float *)at + 8)};
 }
+INLINE floats load_powers(const uint8_t *at) {
+    __m256i a = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)at));
+    __m256i b = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(at + 8)));
+    return (floats){_mm256_castsi256_ps(_mm256_slli_epi32(a, 23)),
+                    _mm256_castsi256_ps(_mm256_slli_epi32(b, 23))};
+}
 INLINE void store_floats(float *to, floats x) {
     _mm256_storeu_ps(to, x.a);
     _mm256_storeu_ps(to + 8, x.b);
@@ -110,10 +124,10 @@ INLINE __m256i half_8(const int bits, __m256i sums, const __m256i codes[4], cons
         pairs[j] = bits == 8 ? _mm256_maddubs_epi16(_mm256_abs_epi8(codes[j]),
                                                     _mm256_sign_epi8(x[j], codes[j]))
                              : _mm256_maddubs_epi16(codes[j], x[j]);
-    if (bits < 8)
+    if (WIDTH(bits) < 8)
         for (int j = 0; j < 2; j++) pairs[j] = _mm256_add_epi16(pairs[j], pairs[j + 2]);
-    if (bits < 6) pairs[0] = _mm256_add_epi16(pairs[0], pairs[1]);
-    for (int j = 0; j < (bits < 6 ? 1 : bits < 8 ? 2 : 4); j++)
+    if (WIDTH(bits) < 6) pairs[0] = _mm256_add_epi16(pairs[0], pairs[1]);
+    for (int j = 0; j < (WIDTH(bits) < 6 ? 1 : WIDTH(bits) < 8 ? 2 : 4); j++)
         sums = _mm256_add_epi32(sums, _mm256_madd_epi16(pairs[j], ones));
     return sums;
 }
@@ -141,9 +155,14 @@ INLINE void load_eight(const int bits, const uint8_t *block, const int half, __m
     }
     const __m256i nibble = _mm256_set1_epi8(15);
     for (int j = 0; j < 2; j++) {
-        __m256i line = AT(bits - 4 + 2 * half + j);
+        __m256i line = AT(WIDTH(bits) - 4 + 2 * half + j);
         v[2 * j] = _mm256_and_si256(line, nibble);
         v[2 * j + 1] = _mm256_and_si256(_mm256_srli_epi16(line, 4), nibble);
+    }
+    if (bits == FP4) {
+        const __m256i codes = _mm256_broadcastsi128_si256(
+            _mm_loadu_si128((const __m128i *)fp4_codes));
+        for (int j = 0; j < 4; j++) v[j] = _mm256_shuffle_epi8(codes, v[j]);
     }
     if (bits == 5) {
         __m256i line = half ? _mm256_srli_epi16(AT(0), 4) : AT(0), fifth = _mm256_set1_epi8(16);
@@ -206,6 +225,11 @@ INLINE floats load_floats(const uint8_t *at) {
     return y;
 }
 INLINE void store_floats(float *to, floats x) { memcpy(to, &x, sizeof x); }
+INLINE floats load_powers(const uint8_t *at) {
+    floats y;
+    EACH y.x[i] = from_power(at[i]);
+    return y;
+}
 INLINE floats add_product(floats sum, floats a, float b) {
     EACH sum.x[i] += a.x[i] * b;
     SETTLE(sum);

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from actorium.kernels.fp4_weights import is_fp4
 from actorium.kernels.grouped_rows import (
     BlockRows,
     RowFormat,
@@ -49,6 +48,8 @@ CHUNK_BYTES = 64 << 20
 AHEAD = 64 << 20
 """Bytes of a file behind a weight that the disk is asked for while the weight is laid out."""
 LINE = 64
+FP4_ZERO = 12
+"""`grouped.h`'s."""
 
 
 class GroupedLayout(ctypes.Structure):
@@ -56,7 +57,7 @@ class GroupedLayout(ctypes.Structure):
 
     _fields_ = (*((name, ctypes.c_void_p) for name in ("codes", "scales")),
                 *((name, ctypes.c_int64) for name in ("outs", "ins", "bits", "group", "mins",
-                                                      "zero")),
+                                                      "zero", "fp4")),
                 ("factor", ctypes.c_double))
 
 
@@ -70,9 +71,9 @@ class BlocksLayout(ctypes.Structure):
 def can_group(weight: Tensor | BlockRows) -> bool:
     """Whether `NativeGrouped` takes this weight."""
     if isinstance(weight, BlockRows):
-        return weight.columns % BLOCK == 0 and 0 < weight.columns <= MAX_INS
-    if not is_grouped(weight) or weight.dim() != 2 or weight.device.type != "cpu" \
-            or is_fp4(weight):
+        return (weight.columns % BLOCK == 0 and 0 < weight.columns <= MAX_INS
+                and not weight.form.fp4)
+    if not is_grouped(weight) or weight.dim() != 2 or weight.device.type != "cpu":
         return False
     columns = columns_of(weight)
     return columns % BLOCK == 0 and 0 < columns <= MAX_INS
@@ -124,7 +125,7 @@ class NativeGrouped(FusedEpilogueLinear):
         self.held = memory.take(codes + scales)
         self.layout = GroupedLayout(
             self.held.data_ptr(), self.held.data_ptr() + codes, self.outs, self.ins, form.bits,
-            form.group, form.mins, form.zero, 1.0)
+            form.group, form.mins, FP4_ZERO if form.fp4 else form.zero, form.fp4, 1.0)
         self.layout_at = ctypes.addressof(self.layout)
         self.form = InputForm(input_group(form, self.ins), plain=False, int8=True)
         if isinstance(rows, BlockRows):
@@ -256,5 +257,5 @@ def one_call(gate_up: Sequence[Gated], down: Sequence[object]) -> Experts | None
 def layout_bytes(form: RowFormat, outs: int, ins: int) -> tuple[int, int]:
     """(bytes of the codes, bytes of scales and mins) of a weight [outs, ins]."""
     rows = -(-outs // PANEL) * PANEL
-    count, each = (ins // form.group, 2) if form.group else (1, 4)
+    count, each = (ins // form.group, 1 if form.fp4 else 2) if form.group else (1, 4)
     return rows * ins * form.bits // 8, rows * count * each * (1 + form.mins)

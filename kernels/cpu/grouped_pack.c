@@ -26,13 +26,14 @@ static void pack_panel(const struct grouped *w, const uint8_t *rows, int64_t str
 void grouped_pack(struct grouped *w, const uint8_t *rows, int64_t stride, int64_t half,
                   const uint8_t *zeros, int threads) {
     uint32_t top = 0;
-    int64_t count = w->group ? w->outs : 0;
+    int64_t count = w->group && !w->fp4 ? w->outs : 0;
 #pragma omp parallel for schedule(static) num_threads(threads) reduction(max : top)
     for (int64_t n = 0; n < count; n++) {
         uint32_t own = largest_of(rows + n * stride + w->ins, groups_of(w) * (1 + w->mins));
         if (own > top) top = own;
     }
     if (count) w->factor = factor_of(top);
+    else if (w->fp4) w->factor = 0.5; /* codes are twice the numbers */
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int64_t p = 0; p < panels_of(w); p++) pack_panel(w, rows, stride, half, p, zeros);
 }
@@ -46,14 +47,16 @@ static void block_numbers(const struct grouped *w, int64_t n, int64_t k, float *
         const uint8_t *own = at.scales + (k + i) / each * at.scales_step;
         float numbers[2] = {0, 0};
         for (int m = 0; m <= w->mins; m++)
-            if (w->group) {
+            if (w->fp4) {
+                numbers[0] = from_power(own[o]) * (float)w->factor;
+            } else if (w->group) {
                 uint16_t half;
                 memcpy(&half, own + 2 * (m * OUTS + o), 2);
                 numbers[m] = from_half(half) * (float)w->factor;
             } else {
                 numbers[m] = read_float(own + 4 * (m * OUTS + o));
             }
-        int code = code_at(block, w->bits, i / 4, (int)(4 * o + i % 4));
+        int code = code_at(block, reading_of(w), i / 4, (int)(4 * o + i % 4));
         to[i] = (float)(code - (int)w->zero) * numbers[0] + numbers[1];
     }
 }

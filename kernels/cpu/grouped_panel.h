@@ -81,6 +81,12 @@ INLINE void pack_scales(const struct grouped *w, const uint8_t *const rows[OUTS]
                 memcpy(at.scales + 4 * m * OUTS, x, sizeof x);
                 continue;
             }
+            if (w->fp4) {
+                uint32_t bits[OUTS];
+                memcpy(bits, x, sizeof x);
+                for (int n = 0; n < OUTS; n++) at.scales[n] = (uint8_t)(bits[n] >> 23);
+                continue;
+            }
             for (int n = 0; n < OUTS; n++) x[n] *= inverse;
 #if defined(__AVX2__) && defined(__F16C__)
             for (int n = 0; n < OUTS; n += 8)

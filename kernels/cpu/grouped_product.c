@@ -97,7 +97,7 @@ static void multiply_panels(const struct segment *s, int64_t from, int64_t to, i
     const struct grouped *w = j->w;
     int64_t np = panels_of(w) - panel < 2 ? 1 : 2, lines = np * w->bits;
     struct place at[2] = {place_of(w, panel), place_of(w, panel + np - 1)};
-    int opened = OPENS(w, to - from), kind = opened || w->bits == 8 ? 3 : (int)w->bits - 4;
+    int opened = OPENS(w, to - from), kind = opened || w->bits == 8 ? 3 : w->fp4 ? 4 : (int)w->bits - 4;
     uint8_t open[opened ? np * OUTS * w->ins : 1] __attribute__((aligned(LINE)));
     struct fetch fetch = {fetched ? 0 : AHEAD, 0, lines * LINE, (lines + QUARTERS - 1) / QUARTERS};
     if (more) fetch.next = at[0].codes + w->ins / COLUMNS * lines * LINE;

@@ -43,7 +43,9 @@ INLINE void end_group(struct sums *s, const int bits, const int np, const int nt
     const int64_t bytes = scale_bytes(w);
 #pragma GCC unroll 2
     for (int p = 0; p < np; p++, from += bytes) {
-        floats by = w->group ? load_halves(from) : load_floats(from);
+        /* Codes of 8 bits may be opened ones. */
+        const int powers = bits == FP4 || (bits == 8 && w->fp4);
+        floats by = powers ? load_powers(from) : w->group ? load_halves(from) : load_floats(from);
 #pragma GCC unroll 6
         for (int t = 0; t < nt; t++) {
             ints sum = s->own[t][p][0];
@@ -73,10 +75,10 @@ INLINE void multiply_half(struct sums *s, const int bits, const int np, const in
                           int64_t ahead) {
     ints codes[PANELS][4];
 #pragma GCC unroll 2
-    for (int p = 0; p < np; p++) load_codes(bits, block + p * bits * LINE, half, codes[p]);
+    for (int p = 0; p < np; p++) load_codes(bits, block + p * WIDTH(bits) * LINE, half, codes[p]);
 #ifdef HALVES
     if (ahead)
-        for (int j = 0; j < 4; j++) fetch_share(block, np * bits, 4 * half + j, ahead);
+        for (int j = 0; j < 4; j++) fetch_share(block, np * WIDTH(bits), 4 * half + j, ahead);
 #pragma GCC unroll 6
     for (int t = 0; t < nt; t++)
         for (int p = 0; p < np; p++)
@@ -84,7 +86,7 @@ INLINE void multiply_half(struct sums *s, const int bits, const int np, const in
 #else
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
-        if (ahead) fetch_share(block, np * bits, 4 * half + j, ahead);
+        if (ahead) fetch_share(block, np * WIDTH(bits), 4 * half + j, ahead);
 #pragma GCC unroll 6
         for (int t = 0; t < nt; t++)
 #pragma GCC unroll 2
@@ -167,11 +169,12 @@ EACH_PRODUCT(PRODUCT, 4)
 EACH_PRODUCT(PRODUCT, 5)
 EACH_PRODUCT(PRODUCT, 6)
 EACH_PRODUCT(PRODUCT, 8)
+EACH_PRODUCT(PRODUCT, FP4)
 
 #define LISTED(B, P, T) [P - 1][T - 1] = NAME(B, P, T),
-static product *const products[4][PANELS][TOKENS] = {
+static product *const products[5][PANELS][TOKENS] = {
     {EACH_PRODUCT(LISTED, 4)}, {EACH_PRODUCT(LISTED, 5)},
-    {EACH_PRODUCT(LISTED, 6)}, {EACH_PRODUCT(LISTED, 8)}};
+    {EACH_PRODUCT(LISTED, 6)}, {EACH_PRODUCT(LISTED, 8)}, {EACH_PRODUCT(LISTED, FP4)}};
 
 #ifndef WIDENS
 #define OPENS(w, rows) 0
@@ -187,14 +190,14 @@ INLINE void open_panels(const struct grouped *w, int64_t panel, int64_t np, int6
 INLINE void open_blocks(const int bits, const struct grouped *w, struct place at, int64_t np,
                         int64_t ahead, uint8_t *to) {
     for (int64_t k = 0; k < w->ins; k += COLUMNS, at.codes += at.codes_step)
-        for (const uint8_t *block = at.codes; block < at.codes + np * bits * LINE;
-             block += bits * LINE)
+        for (const uint8_t *block = at.codes; block < at.codes + np * WIDTH(bits) * LINE;
+             block += WIDTH(bits) * LINE)
             for (int half = 0; half < 2; half++, to += 4 * LINE) {
                 ints codes[4];
                 load_codes(bits, block, half, codes);
                 memcpy(to, codes, sizeof codes);
                 if (!ahead) continue;
-                for (int j = 0; j < 4; j++) fetch_share(block, bits, 4 * half + j, ahead);
+                for (int j = 0; j < 4; j++) fetch_share(block, WIDTH(bits), 4 * half + j, ahead);
             }
 }
 
@@ -203,7 +206,8 @@ INLINE void open_blocks(const int bits, const struct grouped *w, struct place at
 static void open_panels(const struct grouped *w, int64_t panel, int64_t np, int64_t ahead,
                         uint8_t *to) {
     struct place at = place_of(w, panel);
-    if (w->bits == 4) open_blocks(4, w, at, np, ahead, to);
+    if (w->fp4) open_blocks(FP4, w, at, np, ahead, to);
+    else if (w->bits == 4) open_blocks(4, w, at, np, ahead, to);
     else if (w->bits == 5) open_blocks(5, w, at, np, ahead, to);
     else open_blocks(6, w, at, np, ahead, to);
 }

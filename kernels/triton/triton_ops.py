@@ -168,9 +168,6 @@ class TritonOps(TorchOps):
         return SkinnyGated(SkinnyLinear(weight, bias, self.products, "silu"), self.silu_mul,
                            self.silu_mul_quant)
 
-    def squared_experts(self, up: Tensor, down: Tensor) -> Experts:
-        return SquaredExperts(up, down, self.activation("relu2"))
-
     def experts(self, gate_up: Tensor, down: Tensor, extras: ExpertExtras = ExpertExtras()
                 ) -> Experts:
         if is_packed(down):
@@ -179,6 +176,9 @@ class TritonOps(TorchOps):
 
     def experts_fp4(self, gate_up: Fp4Weight, down: Fp4Weight, extras: ExpertExtras) -> Experts:
         return Fp4Experts(gate_up, down, extras)
+
+    def squared_experts(self, up: Tensor, down: Tensor) -> Experts:
+        return SquaredExperts(up, down, self.activation("relu2"))
 
     @property
     def sampling(self) -> SamplingOps:

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from helpers_models import generated, write_checkpoint
+from helpers_prefix import run_in
 
 from actorium import BadModel, Engine, SamplingParams
+from actorium.actors.client.client import Request
 
 NEW = 24
 PROMPTS = [list(range(5, 5 + n)) for n in (1, 3, 17, 40)]
@@ -69,3 +71,20 @@ def test_truncated_weights_reach_the_caller(base: str, tmp_path: Path,
     with pytest.raises(BadModel, match=r"model\.safetensors") as caught:
         Engine(tmp_path, run_dir=base, skip_tokenizer=True, device="cpu", threads=1)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_class_of_transformers_through_all_processes(base: str, tmp_path: Path) -> None:
+    """With too few pages for all, and a prompt whose pages are there."""
+    oracle: Any = write_checkpoint(tmp_path, "ApertusForCausalLM", seed=5)
+    prompts = [[(7 * i + n) % 199 for i in range(n)] for n in (5, 64, 130, 200)]
+    want = [generated(oracle, prompt, NEW) for prompt in prompts]
+    with Engine(tmp_path, run_dir=base, skip_tokenizer=True, device="cpu", threads=1,
+                model_impl="transformers", max_total_tokens=512, max_num_batched_tokens=48,
+                max_num_seqs=4) as engine:
+        greedy = SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True)
+        for _ in range(2):
+            got = engine.client.generate(prompts * 2, greedy)
+            assert [list(c.token_ids) for c in got] == want * 2
+        again = run_in(engine.client, [Request(prompt=prompts[3], params=greedy)] * 2)
+        assert again.tokens == [want[3]] * 2 and again.cached >= 190

@@ -156,7 +156,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["ArceeForCausalLM"], "mlp_bias": True},
     {"architectures": ["ApertusForCausalLM"]},
     {"architectures": ["InternLM3ForCausalLM"], "qkv_bias": True, "bias": True},
-    {"architectures": ["GPTJForCausalLM"], "rotary_dim": 8, "tie_word_embeddings": False},
+    {"architectures": ["GPTJForCausalLM"], "rotary_dim": 8, "n_inner": 96},
     {"architectures": ["GPTBigCodeForCausalLM"]},
     {"architectures": ["FalconForCausalLM"], "new_decoder_architecture": True, "num_kv_heads": 2},
     {"architectures": ["PersimmonForCausalLM"]},

@@ -25,7 +25,11 @@ ARCHITECTURES = {
         "SmolLM3": "smollm3", "Glm": "chatglm", "Glm4": "glm4", "SeedOss": "seed_oss",
         "Exaone4": "exaone4", "Granite": "granite", "GraniteMoe": "granitemoe",
         "GraniteMoeHybrid": "granitehybrid", "DeepseekV3": "deepseek2",
-        "Qwen3Next": "qwen3next", "Qwen3_5": "qwen35", "Qwen3_5Moe": "qwen35moe"}.items()}
+        "Qwen3Next": "qwen3next", "Qwen3_5": "qwen35", "Qwen3_5Moe": "qwen35moe",
+        "Olmoe": "olmoe", "Glm4Moe": "glm4moe", "Dots1": "dots1", "MiniMaxM2": "minimax-m2",
+        "Ernie4_5": "ernie4_5", "Ernie4_5_Moe": "ernie4_5-moe", "HunYuanDenseV1": "hunyuan-dense",
+        "HunYuanMoEV1": "hunyuan-moe", "Lfm2": "lfm2", "DeepseekV2": "deepseek2",
+        "GraniteMoeShared": "granitemoe", "Ministral3": "mistral3", "GptOss": "gpt-oss"}.items()}
 """That are served from GGUF, and GGUF's names for them."""
 SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
           "IQ2_XXS": (0,), "IQ2_XS": (0,), "IQ2_S": (0,), "IQ3_XXS": (0,), "IQ3_S": (0,),
@@ -118,11 +122,12 @@ def write_model(path: Path, architecture: str, kind: str, seed: int = 0, more: W
 
 
 HEADS = ("token_embd.weight", "output.weight")
-SMALL = ("gate_inp", "ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm", "ssm_ba", "ssm_beta")
+SMALL = (".bias", "gate_inp", "shortconv.conv.", "probs_b", "ssm_conv1d", "ssm_a", "ssm_d",
+         "ssm_norm", "ssm_ba", "ssm_beta")
 """Parts of names of what stays in F32."""
 RENAMED = {
-    ".dt_bias": ".dt_proj.bias", "router.weight": "router.layer.weight",
-    "correction_bias": "correction.bias",
+    ".sinks": ".sinks.weight", ".dt_bias": ".dt_proj.bias", "gate.moe_statics": "moe_statics",
+    "moe.router.weight": "moe.router.layer.weight", "correction_bias": "correction.bias",
     "block_sparse_moe.experts.down_proj": "block_sparse_moe.output_linear.weight",
 }
 """Parts of names in transformers' models, and in checkpoints as the package knows them."""
@@ -143,7 +148,8 @@ def named_tensors(model: Any, at: str) -> Named:
         found.pop("lm_head.weight", None)
     for name, weight in found.items():
         layer = name.split(".")[2] if ".layers." in name else ""
-        own = next((make for end, make in SPLIT.items() if name.endswith(end)
+        split = {**SPLIT, **TURNED} if at == "gpt-oss" else SPLIT
+        own = next((make for end, make in split.items() if name.endswith(end)
                     and (end, at) not in NOT_SPLIT), None)
         if own is not None:
             yield from own(f"blk.{layer}.", weight.data, config)
@@ -177,7 +183,8 @@ def _moved(name: str, weight: Tensor, config: Any, at: str) -> tuple[str, Tensor
     if name.endswith("ssm_norm.weight") and at == "granitehybrid":
         return (name, weight.view(config.mamba_n_groups, -1),
                 lambda own: weight.copy_(own.view_as(weight)))
-    if "ssm_conv1d.weight" in name or "gate_inp_shexp" in name:
+    if any(part in name for part in ("ssm_conv1d.weight", "gate_inp_shexp", "shortconv.conv.weight",
+                                     "probs_b")):
         return name, weight.squeeze(), lambda own: weight.copy_(own.view_as(weight))
     return name, weight, weight.copy_
 
@@ -208,6 +215,21 @@ def _tiled(name: str, weight: Tensor, config: Any, dim: int, behind: bool,
 def _halves(names: tuple[str, str], at: str, weight: Tensor, _: Any) -> Named:
     for name, part in zip(names, weight.chunk(2, -2), strict=True):
         yield f"{at}{name}.weight", part.contiguous(), part.copy_
+
+
+def _by_turns(kind: str, at: str, weight: Tensor, _: Any) -> Named:
+    """Gates and ups of GPT-OSS, whose matrices lie on their side."""
+    for i, name in enumerate(("gate", "up")):
+        part = weight[..., i::2]
+        yield (f"{at}ffn_{name}_exps.{kind}",
+               (part.transpose(1, 2) if kind == "weight" else part).contiguous(),
+               lambda own, part=part: part.copy_(own.transpose(1, 2) if own.dim() == 3 else own))
+
+
+def _turned_down(kind: str, at: str, weight: Tensor, _: Any) -> Named:
+    yield (f"{at}ffn_down_exps.{kind}",
+           weight.transpose(1, 2).contiguous() if kind == "weight" else weight,
+           lambda own: weight.copy_(own.transpose(1, 2) if own.dim() == 3 else own))
 
 
 def _shared_halves(at: str, weight: Tensor, config: Any) -> Named:
@@ -251,6 +273,13 @@ SPLIT: dict[str, Callable[[str, Tensor, Any], Named]] = {
     "linear_attn.in_proj_qkvz.weight": _delta_parts,
 }
 """By the end of a name: tensors that are several in a file."""
+TURNED = {
+    "experts.gate_up_proj": partial(_by_turns, "weight"),
+    "experts.gate_up_proj_bias": partial(_by_turns, "bias"),
+    "experts.down_proj": partial(_turned_down, "weight"),
+    "experts.down_proj_bias": partial(_turned_down, "bias"),
+}
+"""Those of GPT-OSS."""
 NOT_SPLIT = {("experts.gate_up_proj", "qwen3next")}
 """Experts whose gates and ups lie in one tensor, which newer files have."""
 PAIRED = ("llama", "smollm3", "granite", "granitemoe", "granitehybrid", "mistral3")
@@ -280,6 +309,11 @@ KEYS: dict[str, str] = {
     "moe_intermediate_size": "expert_feed_forward_length",
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
     "shared_intermediate_size": "expert_shared_feed_forward_length",
+    "moe_num_experts": "expert_count", "moe_k": "expert_used_count",
+    "moe_topk": "expert_used_count", "moe_num_shared_experts": "expert_shared_count",
+    "moe_layer_interval": "interleave_moe_layer_step",
+    "moe_layer_start_index": "leading_dense_block_count",
+    "num_shared_expert": "expert_shared_count", "conv_L_cache": "shortconv.l_cache",
     "n_shared_experts": "expert_shared_count", "n_group": "expert_group_count",
     "topk_group": "expert_group_used_count", "routed_scaling_factor": "expert_weights_scale",
     "first_k_dense_replace": "leading_dense_block_count", "q_lora_rank": "attention.q_lora_rank",
@@ -303,6 +337,7 @@ def describe(writer: gguf.GGUFWriter, config: Any, at: str) -> None:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     for field, key in KEYS.items():
         value = getattr(config, field, None)
+        value = value[0] if isinstance(value, list) else value
         if isinstance(value, float):
             writer.add_float32(f"{at}.{key}", value)
         elif value is not None and value is not False:
@@ -315,13 +350,22 @@ def describe(writer: gguf.GGUFWriter, config: Any, at: str) -> None:
         return
     heads, width = config.num_key_value_heads, getattr(
         config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if at == "granitehybrid":
+    if at in ("granitehybrid", "lfm2"):
         writer.add_head_count_kv([heads if "attention" in kind and "linear" not in kind
                                   else 0 for kind in config.layer_types])
-        writer.add_ssm_inner_size(config.mamba_expand * config.hidden_size)
-        writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
     else:
         writer.add_head_count_kv(heads)
+    if at == "granitehybrid":
+        writer.add_ssm_inner_size(config.mamba_expand * config.hidden_size)
+        writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
+    if at in ("glm4moe", "dots1"):
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+    if at in ("minimax-m2", "gpt-oss"):
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+    if at in ("mistral3", "gpt-oss"):
+        _describe_yarn(writer, ropes, 1.0)
+        if "llama_4_scaling_beta" in ropes:
+            writer.add_attn_temperature_scale(ropes["llama_4_scaling_beta"])
     if not at.startswith(("granite", "phi3", "chatglm")):
         writer.add_key_length(width)
         writer.add_value_length(width)
@@ -342,7 +386,7 @@ def _describe_windows(writer: gguf.GGUFWriter, config: Any, at: str) -> None:
         writer.add_sliding_window(window or 0)
         writer.add_rope_scaling_orig_ctx_len(ropes.get("original_max_position_embeddings")
                                              or config.max_position_embeddings)
-    elif window and at in ("gemma2", "gemma3", "olmo2", "exaone4"):
+    elif window and at in ("gemma2", "gemma3", "olmo2", "exaone4", "gpt-oss"):
         writer.add_sliding_window(window)
         if at in ("olmo2", "exaone4"):
             writer.add_sliding_window_pattern([kind == "sliding_attention"
@@ -358,10 +402,16 @@ def _describe_latents(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_value_length_mla(config.v_head_dim)
     writer.add_rope_dimension_count(rotated)
     writer.add_expert_weights_norm(config.norm_topk_prob)
-    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    ropes = config.rope_parameters
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX if hasattr(
+        config, "topk_method") else gguf.ExpertGatingFuncType.SIGMOID)
+    _describe_yarn(writer, config.rope_parameters, 0.1)
+
+
+def _describe_yarn(writer: gguf.GGUFWriter, ropes: dict[str, Any], share: float) -> None:
+    """share: of what the logarithm is multiplied by."""
     if ropes.get("rope_type") == "yarn":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(ropes["factor"])
         writer.add_rope_scaling_orig_ctx_len(ropes["original_max_position_embeddings"])
-        writer.add_rope_scaling_yarn_log_mul(0.1 * ropes["mscale_all_dim"])
+        if "mscale_all_dim" in ropes:
+            writer.add_rope_scaling_yarn_log_mul(share * ropes["mscale_all_dim"])

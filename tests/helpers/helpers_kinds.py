@@ -11,6 +11,7 @@ from helpers_hybrid import DENSE, MOE, SPARSE, write_hybrid
 from helpers_mamba import write_granite
 from helpers_models import write_checkpoint
 from helpers_text import byte_level, write_tokenizer
+from helpers_toys import write_toy
 from safetensors.torch import load_file, save_file
 
 LOUD = 8
@@ -37,6 +38,10 @@ def write_kind(path: Path, kind: str) -> None:
         write_hybrid(path, MOE if kind == "experts" else SPARSE, 5)
     elif kind == "llama":
         write_checkpoint(path, "LlamaForCausalLM", seed=5)
+    elif kind == "chunks":
+        write_checkpoint(path, "Llama4ForCausalLM", seed=5, intermediate_size_mlp=80,
+                         interleave_moe_layer_step=2, num_local_experts=5, floor_scale=7,
+                         attention_chunk_size=32, no_rope_layer_interval=3)
     elif kind == "scaled-queries":
         write_checkpoint(path, "Ministral3ForCausalLM", seed=5, rope_parameters={
             "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "llama_4_scaling_beta": 0.3,
@@ -54,11 +59,12 @@ def write_kind(path: Path, kind: str) -> None:
 
 
 def write_bf16_kind(path: Path, kind: str) -> None:
-    """One in bfloat16, of a size that `--exact on` may take, with a byte-level tokenizer (and a few
-    tokens that it does not know); "qwen35" and "deepseek" have an MTP layer whose drafts are often
-    right. A token of a mixture has eight experts, whose sum weighs as much as what it is added to,
-    as in trained models: else faults of that sum would not show (that of two or three is the same
-    in whichever order; and one of little weight is rounded away)."""
+    """One of a kind, or of a class by its name, in bfloat16, of a size that `--exact on` may take,
+    with a byte-level tokenizer (and a few tokens that it does not know); "qwen35" and "deepseek"
+    have an MTP layer whose drafts are often right. A token of a mixture has eight experts, whose
+    sum weighs as much as what it is added to, as in trained models: else faults of that sum would
+    not show (that of two or three is the same in whichever order; and one of little weight is
+    rounded away)."""
     dtype, tokenizer = torch.bfloat16, byte_level()
     # An odd number of tokens: with ranks the head has rows that are padding.
     common = {"vocab_size": 283, "eos_token_id": tokenizer.token_to_id("<eos>")}
@@ -84,9 +90,10 @@ def write_bf16_kind(path: Path, kind: str) -> None:
         add_mtp(path, write_deepseek(path, 3, dtype, n_routed_experts=32, num_experts_per_tok=8,
                                      **common))
         follow_tokens(path)
-    else:
-        assert kind == "qwen3", kind
+    elif kind == "qwen3":
         write_checkpoint(path, dtype=dtype, head_dim=32, **common)
+    else:
+        write_toy(path, kind, dtype, **common)
     write_tokenizer(path, tokenizer)
 
 

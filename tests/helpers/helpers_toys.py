@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ TOWERS = {
     "Llama4ForConditionalGeneration": {**TOWER, "vision_output_dim": 32,
                                        "projector_input_dim": 32, "projector_output_dim": 32}}
 """Vision towers of classes that have another kind than Qwen's."""
-WIDE = {"OlmoeForCausalLM": {"hidden_size": 128},
+WIDE = {**dict.fromkeys(("OlmoeForCausalLM", "PhiForCausalLM", "StableLmForCausalLM",
+                         "HeliumForCausalLM", "FalconForCausalLM", "PersimmonForCausalLM",
+                         "GPTNeoXForCausalLM"),
+                        {"hidden_size": 128}),
         "Qwen2_5_VLForConditionalGeneration": {
             "hidden_size": 128, "rope_scaling": {"type": "mrope", "rope_type": "default",
                                                  "mrope_section": [4, 6, 6]},
@@ -36,29 +40,41 @@ WIDE = {"OlmoeForCausalLM": {"hidden_size": 128},
 """
 
 
-def toy_fields(architecture: str, dtype: str) -> dict[str, Any]:
-    """The config's fields."""
+STANDS_IN = {"InternLM3ForCausalLM": "LlamaForCausalLM"}
+"""Classes of transformers with the tensors of those that it lacks."""
+OF_LLAMA = {"InternLM3ForCausalLM": {"attention_bias": True, "mlp_bias": True}}
+"""What they ask for."""
+
+
+def toy_fields(architecture: str, dtype: str, more: dict[str, Any] | None = None
+               ) -> dict[str, Any]:
+    """The config's fields. more: fields of its text part."""
     fields = FIRST[architecture]
     text = {**SMALL, **fields.get("text_config", fields), **NO_SPECIALS, "head_dim": 32,
-            **WIDE.get(architecture, {}), "dtype": dtype}
+            **WIDE.get(architecture, {}), "dtype": dtype, **(more or {})}
     if "kv_lora_rank" in fields:  # their heads' sizes are their own, and each has its keys
         del text["head_dim"], text["num_key_value_heads"]
+    if architecture == "FalconForCausalLM":
+        del text["head_dim"]
     if "text_config" not in fields:
         return text
     tower = TOWERS.get(architecture, {**VISION, "num_position_embeddings": 25})
     return {"vision_config": tower, **fields, "text_config": text, **NO_SPECIALS}
 
 
-def write_toy(path: Path, architecture: str, dtype: torch.dtype = torch.float32) -> Any:
+def write_toy(path: Path, architecture: str, dtype: torch.dtype = torch.float32,
+              **more: Any) -> Any:
     """Writes one at `path`; returns transformers' model, in eval mode. Matrices are random and
     large enough that tokens differ; vectors (norms, biases, decays) are noise around their own
-    initial values."""
-    made = getattr(transformers, architecture)
+    initial values. more: fields of the config."""
+    made = getattr(transformers, STANDS_IN.get(architecture, architecture))
+    fields = toy_fields(architecture, str(dtype).removeprefix("torch."), more)
     torch.manual_seed(7)
-    model = made(made.config_class(**toy_fields(
-        architecture, str(dtype).removeprefix("torch.")))).float().eval()
+    model = made(made.config_class(**fields, **OF_LLAMA.get(architecture, {}))).float().eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.copy_(torch.randn_like(weight) * 0.1 + (weight if weight.ndim == 1 else 0))
     model.to(dtype).save_pretrained(path)
+    if architecture in STANDS_IN:
+        (path / "config.json").write_text(json.dumps(fields))
     return model

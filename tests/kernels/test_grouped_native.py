@@ -33,6 +33,7 @@ from actorium.kernels.cpu.grouped_native import (
 from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.grouped_rows import (
     BITS,
+    FP4,
     GROUPS,
     BlockPart,
     BlockRows,
@@ -51,7 +52,7 @@ ROWS = (1, 2, 3, 7, 8, 31, 32, 33, 200)
 SUMMED = 4e-6
 """How far sums in f32 may be off, as a share of the absolute values summed."""
 FORMATS = [RowFormat(bits, group, mins, 0 if mins else 1 << bits - 1)
-           for bits, group, mins in product(BITS, (0, *GROUPS), (False, True))]
+           for bits, group, mins in product(BITS, (0, *GROUPS), (False, True))] + [FP4]
 PROCESSORS = ("this", "avx2", "avx_vnni", "any")
 PLAIN = ("-O1",)
 """Of a library without instructions of any one processor: what loops of plain C are unrolled to for
@@ -114,7 +115,7 @@ def terms(x: Tensor, own: Grouped) -> Tensor:
     """The absolute values of what is summed, [T, N]: codes and mins apart."""
     count, x = own.scales.shape[-1], x.float().abs()
     codes = own._replace(mins=None, scales=own.scales.abs(), format=own.format._replace(zero=0))
-    whole = x @ dequantise_grouped(codes, torch.float32).t()
+    whole = x @ dequantise_grouped(codes, torch.float32).abs().t()
     if own.mins is not None:
         whole += x.unflatten(1, (count, -1)).sum(-1) @ own.mins.abs().t()
     return whole + 1e-30
@@ -129,11 +130,15 @@ def test_every_format_by_reference(lib: ctypes.CDLL, memory: GroupedMemory,
         x = rand(rows, 256, seed=rows).to(BF16)
         error = (linear.wide(x) - grouped_mm(x.float(), own)).abs()
         assert (error <= SUMMED * terms(x, own)).all()
+    ids = torch.tensor([39, 0, 17])
+    want = dequantise_grouped(own, torch.float32)[ids]
+    assert torch.allclose(linear.rows(ids, torch.float32), want, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize(("outs", "ins"), [(1, 32), (16, 64), (33, 96), (250, 512)])
-@pytest.mark.parametrize("form", [RowFormat(4, 32, True), RowFormat(8, 0, False, 128)], ids=str)
+@pytest.mark.parametrize("form", [RowFormat(4, 32, True), RowFormat(8, 0, False, 128), FP4],
+                         ids=str)
 def test_shapes_and_what_is_added(lib: ctypes.CDLL, memory: GroupedMemory, form: RowFormat,
                                   outs: int, ins: int, rows: int) -> None:
     own, bias = drawn(outs, ins, form), rand(outs, seed=1).to(BF16)
@@ -243,7 +248,7 @@ def test_rows_are_those_of_the_weight(lib: ctypes.CDLL, memory: GroupedMemory,
 
 @pytest.mark.parametrize("form", FORMATS, ids=str)
 def test_what_is_held_is_what_the_plan_counts(form: RowFormat) -> None:
-    own = WeightFormat(form.bits, form.group, form.mins)
+    own = WeightFormat(form.bits, form.group, form.mins, form.fp4)
     for outs in (1, 16, 100):
         assert sum(layout_bytes(form, outs, 256)) == own.held_bytes(outs, 256)
 

@@ -143,6 +143,8 @@ def over_ranks(config: Config, shape: ModelShape, written: Mapping[str, str],
                most: int = 2) -> tuple[Config, str]:
     """(with `--exact on` that of engines whose bits do not depend on the number of ranks, up to
     `most`; why it is held where they do). written: settings that stay as they are."""
+    if shape.by_transformers:
+        return config, "transformers' classes are not split over ranks"
     device = config.device
     if device.exact != "on" or FLAGS["ranks"] in written:
         return config, ""

@@ -58,7 +58,7 @@ def header_of(text: str) -> Header:
 class HarmonyParser:
     """Parses a completion. Messages on one channel are joined by a line end.
 
-    Calls of tools that are not the request's (`python`, `browser.search`) are reasoning where they
+    Calls of tools that are not the request's (gpt-oss has python and a browser) are reasoning where they
     are on that channel, else text with its marks. So are all calls, and all reasoning, where they
     are not to be separated.
     """

@@ -32,14 +32,13 @@ def test_names_are_the_packages_and_those_of_served_classes() -> None:
 @pytest.mark.parametrize("at", FAMILIES)
 def test_every_tensor_that_the_package_knows_of_an_architecture_has_a_name(at: str) -> None:
     """But for those of layers that draft, and what only other sizes of the architecture have."""
-    others = {"deepseek2": {"attn_k", "attn_v"}, "granitemoe": {"ffn_gate_shexp", "ffn_up_shexp",
-                                                                "ffn_down_shexp"}}
+    others = {"deepseek2": {"attn_k", "attn_v"}, "hunyuan-moe": {"rope_freqs"}}
     number = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[at]
     known = {gguf.TENSOR_NAMES[own].removeprefix("blk.{bid}.")
              for own in gguf.MODEL_TENSORS[number]
              if gguf.TENSOR_NAMES[own].startswith("blk.{bid}.")}
     own, more = FAMILIES[at], MIXTURES.get(at)
-    served = {name.partition(".")[0] for each in (own, more or own)
+    served = {name.removesuffix(".weight").removesuffix(".bias") for each in (own, more or own)
               for name in (*each.layer, *each.experts)}
     left = {name for name in known - served - others.get(at, set())
             if not name.startswith("nextn") and name != "attn_rot_embd"}
@@ -74,19 +73,23 @@ def test_biases_that_the_class_has_not(tmp_path: Path) -> None:
 
 
 def test_keys_that_ask_for_more_than_is_served(tmp_path: Path) -> None:
-    assert "mistral3.attention.temperature_scale" in changed(
+    assert "mistral3.attention.temperature_scale: is served with a rope of type yarn" in changed(
         tmp_path / "m.gguf", "MistralForCausalLM",
         lambda writer: writer.add_float32("mistral3.attention.temperature_scale", 0.1))
+    assert "hunyuan-moe.expert_feed_forward_length: must be" in changed(
+        tmp_path / "m.gguf", "HunYuanMoEV1ForCausalLM",
+        lambda writer: writer.add_expert_feed_forward_length(8), num_experts=4, moe_topk=[2])
     assert "qwen2.rope.dimension_count" in changed(
         tmp_path / "m.gguf", "Qwen2ForCausalLM", lambda writer: writer.add_rope_dimension_count(8))
 
 
-def test_deepseek_of_the_second_version_is_refused(tmp_path: Path) -> None:
-    def softmax(writer: gguf.GGUFWriter) -> None:
+def test_experts_that_are_scored_otherwise(tmp_path: Path) -> None:
+    def other(writer: gguf.GGUFWriter) -> None:
         writer.kv_data[0].pop("deepseek2.expert_gating_func")
+        writer.add_uint32("deepseek2.expert_gating_func", 4)
 
-    assert "deepseek2.expert_gating_func: must be 2" in changed(
-        tmp_path / "m.gguf", "DeepseekV3ForCausalLM", softmax, num_key_value_heads=4, head_dim=8,
+    assert "deepseek2.expert_gating_func: must be 1 (softmax) or 2 (sigmoid), got 4" in changed(
+        tmp_path / "m.gguf", "DeepseekV3ForCausalLM", other, num_key_value_heads=4, head_dim=8,
         qk_rope_head_dim=8, n_routed_experts=4, n_group=1, topk_group=1, num_experts_per_tok=2)
 
 

@@ -87,7 +87,8 @@ def play(runner: ModelRunner, kind: str, number: int = 16,
     pytest.param(name, kind, marks=() if (name, kind) in (
         ("attention", "ends"), ("hybrid", "all"), ("latent", "greedy"))
                  else pytest.mark.slow)
-    for name in ("attention", "windows", "hybrid", "experts", "latent") for kind in KINDS])
+    for name in ("attention", "windows", "hybrid", "experts", "latent", "chunks", "scaled-queries")
+    for kind in KINDS])
 def test_tokens_are_those_of_steps_that_are_run(make: Callable[[str], Any], name: str,
                                                 kind: str) -> None:
     """Batches grow and shrink over the sizes of graphs, and beyond them."""

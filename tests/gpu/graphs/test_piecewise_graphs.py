@@ -87,12 +87,15 @@ def sizes_of(runner: ModelRunner) -> list[int]:
     return sizes
 
 
+LIKE_OTHERS = ("chunks", "scaled-queries")
+
+
 # --- the same tokens -----------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("name", "kind"), [
     pytest.param(name, kind, marks=[pytest.mark.slow] * (
-        (kind == "greedy") != (name == "windows")))
-    for name in ("attention", "windows", "hybrid", "mamba", "latent", "sparse")
+        name in LIKE_OTHERS or (kind == "greedy") != (name == "windows")))
+    for name in ("attention", "windows", "hybrid", "mamba", "latent", "sparse", *LIKE_OTHERS)
     for kind in KINDS])
 def test_tokens_are_those_of_steps_that_are_run(make: Callable[[str], Any], name: str,
                                                 kind: str) -> None:

@@ -18,6 +18,8 @@ from helpers_models import (
     write_checkpoint,
 )
 
+from actorium.gpu.families.architectures import shape_from_config
+
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
           "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
@@ -286,6 +288,8 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
      {**GPT_OSS, "layer_types": ["full_attention"] * 3, "hidden_size": 96,
       "num_experts_per_tok": 1}),
 ]
+RARER = ("granite-moe-not-shared", "ministral3-window-tied", "minimax-m2-odd", "dots1-no-windows",
+         "flex-olmo-bias", "glm-5")
 LENGTHS = (1, 33, 5, 18, 18, 7)
 
 
@@ -303,7 +307,9 @@ def every_logit(stepper: Stepper, tokens: list[int], chunk: int) -> torch.Tensor
     return torch.cat(rows)
 
 
-@pytest.mark.parametrize(("name", "architecture", "options"), CASES, ids=[c[0] for c in CASES])
+@pytest.mark.parametrize(("name", "architecture", "options"), [
+    pytest.param(*case, marks=[pytest.mark.slow] * (case[0] in RARER)) for case in CASES],
+    ids=[c[0] for c in CASES])
 def test_parity_with_transformers(
     tmp_path: Path, name: str, architecture: str, options: dict[str, Any]
 ) -> None:
@@ -333,6 +339,20 @@ def test_internlm3_is_llama_with_names_of_its_own(tmp_path: Path) -> None:
         {name: value for name, value in config.items() if not name.endswith("_bias")} | own))
     got = every_logit(Stepper(load(tmp_path), 64), prompts()[1], 7)
     assert torch.allclose(got, oracle_logits(theirs, prompts()[1]), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "GPTBigCodeForCausalLM",
+                                          "GPTJForCausalLM"])
+def test_fields_of_the_gpts_have_two_names(tmp_path: Path, architecture: str) -> None:
+    """Theirs, and those of all others; the last layer's width follows from the first alone."""
+    common = {"architectures": [architecture], "intermediate_size": 7, "rotary_dim": 8}
+    theirs = {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 99}
+    others = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+              "max_position_embeddings": 99}
+    one, other = (shape_from_config({**common, **own}, tmp_path / "config.json")
+                  for own in (theirs, others))
+    assert one == other and one.hidden == 64 and one.intermediate == 256
+    assert one.max_model_len == 99
 
 
 @pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "OPTForCausalLM"])

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 from helpers_models import CPU, Seq, Stepper, generate, oracle_logits
-from helpers_worker import Ring, make_runner
+from helpers_worker import Ring, complete, make_runner
 
-from actorium.actors.config.tree import Config, DeviceConfig, MemoryConfig, ModelConfig
+from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.families.architectures import read_shape, shape_from_config
@@ -78,6 +78,7 @@ CASES = [
 NAMES = [name for name, _ in FAST]
 LENGTHS = (1, 33, 5, 18, 7)
 NEW = 6
+THEIRS = ModelConfig(model_impl="transformers")
 
 
 def write(path: Path, architecture: str, dtype: torch.dtype = torch.float32, **options: Any) -> Any:
@@ -95,8 +96,8 @@ def write(path: Path, architecture: str, dtype: torch.dtype = torch.float32, **o
     return model
 
 
-def load(path: Path, device: DeviceConfig = DeviceConfig(), **model: Any) -> Any:
-    return load_model(path, Config(model=ModelConfig(**model), device=device), CPU,
+def load(path: Path, impl: str = "transformers", **model: Any) -> Any:
+    return load_model(path, Config(model=ModelConfig(model_impl=impl, **model)), CPU,
                       lambda *_: None)
 
 
@@ -176,11 +177,28 @@ def test_bf16_and_pages_of_8_bits_stay_near_fp32(tmp_path: Path) -> None:
         assert (got - want).norm() < 0.1 * want.norm()
 
 
+@pytest.mark.slow
+def test_by_kernels_of_triton(tmp_path: Path) -> None:
+    theirs, config = write(tmp_path, "Starcoder2ForCausalLM", sliding_window=9), Config(
+        model=THEIRS, device=DeviceConfig(kernels="triton"))
+    ours, ids = load_model(tmp_path, config, CPU, lambda *_: None), prompts()[4]
+    assert ours.attention.decode.name == ours.attention.extend.name == "triton"
+    stepper, seq = Stepper(ours, 100, 4), Seq(list(ids))
+    got = torch.cat((stepper.step([(seq, 3)], every_row=True),
+                     stepper.step([(seq, len(ids) - 3)], every_row=True)))
+    torch.testing.assert_close(got, oracle_logits(theirs, ids), rtol=0, atol=1e-4)
+    seq.tokens.append(7)
+    torch.testing.assert_close(stepper.step([], [seq]), oracle_logits(theirs, [*ids, 7])[-1:],
+                               rtol=0, atol=1e-4)
+    assert complete(make_runner(ours), [ids], ResolvedParams(max_tokens=3, temperature=0.0)) == [
+        greedy(theirs, ids, 3)]
+
+
 def test_one_of_our_classes_by_either(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path, "LlamaForCausalLM")
     ids = prompts()[1]
     with caplog.at_level(logging.INFO, "actorium.model"):
-        got = [Stepper(load(tmp_path, model_impl=impl)).step([(Seq(ids), len(ids))], every_row=True)
+        got = [Stepper(load(tmp_path, impl)).step([(Seq(ids), len(ids))], every_row=True)
                for impl in ("auto", "transformers")]
     torch.testing.assert_close(*got, rtol=0, atol=1e-4)
     assert [line for line in caplog.messages if "slower than classes of ours" in line] == [
@@ -192,14 +210,14 @@ def test_the_plan_counts_the_files_weights(tmp_path: Path,
                                            capsys: pytest.CaptureFixture[str]) -> None:
     theirs = write(tmp_path, "GPT2LMHeadModel")
     held = sum(p.nbytes for p in theirs.parameters())
-    counted = weight_bytes(read_shape(tmp_path, Config()))
+    counted = weight_bytes(read_shape(tmp_path, Config(model=THEIRS)))
     assert held <= counted <= 1.1 * held + 20_000
-    assert main(["plan", str(tmp_path)]) == 0
+    assert main(["plan", str(tmp_path), "--model-impl", "transformers"]) == 0
     said = capsys.readouterr().out
     assert "none: the model's class is transformers'" in said
     assert "note: transformers' class runs the model" in said
     (tmp_path / "model.safetensors").unlink()
-    assert weight_bytes(read_shape(tmp_path, Config())) > held // 2
+    assert weight_bytes(read_shape(tmp_path, Config(model=THEIRS))) > held // 2
     dummy = [load(tmp_path, load_format="dummy", seed=seed)._body.wte.weight for seed in (1, 1, 2)]
     assert torch.equal(dummy[0], dummy[1]) and not torch.equal(dummy[1], dummy[2])
 
@@ -283,12 +301,13 @@ def test_hostile_fields(tmp_path: Path, case: int, name: str, value: Any) -> Non
 
 
 @pytest.mark.parametrize(("config", "why"), [
-    (Config(device=DeviceConfig(passes="norm_quant")), "passes: "),
-    (Config(device=DeviceConfig(exact="on")), "exact: "),
-    (Config(device=DeviceConfig(exact_ranks=2)), "exact_ranks: "),
-    (Config(device=DeviceConfig(dump_passes="d")), "dump_passes: "),
-    (Config(model=ModelConfig(quantization="int8")), "quantization: int8 is not for"),
-    (Config(memory=MemoryConfig(), device=DeviceConfig(attention_backend="sage")),
+    (Config(model=THEIRS, device=DeviceConfig(passes="norm_quant")), "passes: "),
+    (Config(model=THEIRS, device=DeviceConfig(exact="on")), "exact: "),
+    (Config(model=THEIRS, device=DeviceConfig(exact_ranks=2)), "exact_ranks: "),
+    (Config(model=THEIRS, device=DeviceConfig(dump_passes="d")), "dump_passes: "),
+    (Config(model=ModelConfig(model_impl="transformers", quantization="int8")),
+     "quantization: int8 is not for"),
+    (Config(model=THEIRS, device=DeviceConfig(attention_backend="sage")),
      "attention_backend: sage cannot serve"),
 ])
 def test_flags_that_do_not_go_with_it(tmp_path: Path, config: Config, why: str) -> None:
@@ -303,7 +322,7 @@ def test_flags_that_do_not_go_with_it(tmp_path: Path, config: Config, why: str) 
 
 
 def test_ranks_and_our_classes_alone() -> None:
-    raw, here = {**BASE, "architectures": ["Starcoder2ForCausalLM"]}, Path("config.json")
+    raw, here = {**BASE, "architectures": ["BitNetForCausalLM"]}, Path("config.json")
     with pytest.raises(BadConfig, match="--tp: models that transformers' classes run"):
         shape_from_config(raw, here).split(2)
     with pytest.raises(BadModel, match="--model-impl transformers serves many others"):

@@ -36,6 +36,10 @@ WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim"
 EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 GRANITE: dict[str, Any] = {"attention_multiplier": 0.1, "residual_multiplier": 0.22,
                            "embedding_multiplier": 12.0, "logits_scaling": 8.0}
+GROUPED: dict[str, Any] = {
+    "n_routed_experts": 6, "num_experts_per_tok": 2, "n_shared_experts": 2, "n_group": 1,
+    "topk_group": 1, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5, "norm_topk_prob": True}
 MAMBA: dict[str, Any] = {
     "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 12, "mamba_d_conv": 3,
     "shared_intermediate_size": 64, "layer_types": ["mamba", "attention", "mamba"]}
@@ -81,6 +85,33 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
                             "original_max_position_embeddings": 128, "mscale": 0.7,
                             "mscale_all_dim": 0.7}}),
+    "deepseek-v2": ("DeepseekV2", {
+        "q_lora_rank": None, "kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 8,
+        "v_head_dim": 16, "head_dim": 8, "n_routed_experts": 6, "num_experts_per_tok": 2,
+        "n_shared_experts": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1,
+        "num_key_value_heads": 4, "n_group": 1, "topk_group": 1, "topk_method": "greedy"}),
+    "ministral3": ("Ministral3", {"rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.3}}),
+    "granite-moe-shared": ("GraniteMoeShared", {
+        **GRANITE, "num_local_experts": 6, "num_experts_per_tok": 2,
+        "shared_intermediate_size": 64}),
+    "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 2}),
+    "glm4-moe": ("Glm4Moe", {**GROUPED, "use_qk_norm": True, "attention_bias": True}),
+    "glm4-moe-plain": ("Glm4Moe", {**GROUPED, "tie_word_embeddings": True}),
+    "dots1": ("Dots1", GROUPED), "ernie": ("Ernie4_5", {}),
+    "ernie-moe": ("Ernie4_5_Moe", {
+        "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 2,
+        "moe_layer_start_index": 1, "moe_layer_interval": 1}),
+    "minimax-m2": ("MiniMaxM2", {"num_local_experts": 6, "num_experts_per_tok": 2}),
+    "hunyuan": ("HunYuanDenseV1", {}),
+    "hunyuan-moe": ("HunYuanMoEV1", {"num_experts": 6, "moe_topk": [2] * 3}),
+    "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3,
+                      "block_auto_adjust_ff_dim": False, "norm_eps": 1e-5}),
+    "gpt-oss": ("GptOss", {
+        "num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 24, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "truncate": False,
+            "beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 128}}),
     "qwen3-next": ("Qwen3Next", {
         **EXPERTS, "shared_expert_intermediate_size": 32, "linear_conv_kernel_dim": 3,
         "norm_topk_prob": True, "layer_types": ["linear_attention", "full_attention"] * 2}),

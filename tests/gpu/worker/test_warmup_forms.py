@@ -56,7 +56,7 @@ BUDGET = 512
 KINDS = ("llama", "windows", "hybrid", "latent", "mamba", "both", "conv", "scan", "kda", "sparse",
          "odd", "skinny", "fp8", "fp8 experts", "made", "int8 pages", "sage", "sage, int8 pages",
          "sage alone, int8 pages", "int4", "int8", "int8 rows", "e4m3 pages", "exact",
-         "exact windows")
+         "exact windows", "layer norms", "chunks")
 DRAFTS = {"hybrid": 2, "latent": 2}
 CASES = [pytest.param(kind, captured, id=f"{kind}, {'captured' if captured else 'eager'}",
                       marks=[] if captured and kind in ("llama", "hybrid") else pytest.mark.slow)
@@ -76,9 +76,15 @@ def model_of(path: Path, kind: str) -> Any:
     if kind.endswith("windows"):
         write_checkpoint(path, "Gemma3ForCausalLM", dtype=torch.bfloat16, sliding_window=1024,
                          layer_types=["sliding_attention", "full_attention"], **long)
+    elif kind == "chunks":
+        write_checkpoint(path, "Llama4ForCausalLM", dtype=torch.bfloat16, head_dim=32,
+                         attention_chunk_size=1024, num_local_experts=5, intermediate_size_mlp=96,
+                         interleave_moe_layer_step=2, no_rope_layer_interval=2, **long)
     elif kind == "hybrid":
         add_mtp(path, write_hybrid(path, DENSE, layer_types=["linear_attention", "full_attention"],
                                    mtp_num_hidden_layers=1, **long))
+    elif kind == "layer norms":
+        write_checkpoint(path, "PhiForCausalLM", dtype=torch.bfloat16, qk_layernorm=True, **long)
     elif kind == "odd":  # rows of a projection are no multiple of 16 bytes
         write_hybrid(path, DENSE, dtype=torch.bfloat16, linear_num_value_heads=6,
                      linear_key_head_dim=32, linear_value_head_dim=32,

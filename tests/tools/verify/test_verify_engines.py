@@ -7,6 +7,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -143,6 +144,8 @@ def test_with_exact_on_ranks_vary_where_they_can_have_the_same_bits(tmp_path: Pa
         assert over_ranks(config, shape, {"tensor_parallel_size": "2"}) == (config, "")
         assert over_ranks(Config(), shape, {}) == (Config(), "")
         assert over_ranks(config, shape, {"exact_ranks": "1"})[1]
+        theirs = replace(shape, by_transformers=1)
+        assert over_ranks(Config(), theirs, {})[1] and over_ranks(config, theirs, {})[1]
 
 
 def test_gateways_are_at_free_ports_and_without_keys() -> None:
