@@ -53,8 +53,8 @@ from actorium.kernels.triton.skinny import configs_of
 from actorium.kernels.triton.skinny_linear import BUCKETS
 
 BUDGET = 512
-KINDS = ("llama", "windows", "hybrid", "latent", "mamba", "both", "conv", "scan", "sparse", "odd",
-         "skinny", "fp8", "fp8 experts", "made", "int8 pages", "sage", "sage, int8 pages",
+KINDS = ("llama", "windows", "hybrid", "latent", "mamba", "both", "conv", "scan", "kda", "sparse",
+         "odd", "skinny", "fp8", "fp8 experts", "made", "int8 pages", "sage", "sage, int8 pages",
          "sage alone, int8 pages", "int4", "int8", "int8 rows", "e4m3 pages", "exact",
          "exact windows", "layer norms", "chunks")
 DRAFTS = {"hybrid": 2, "latent": 2}
@@ -101,6 +101,9 @@ def model_of(path: Path, kind: str) -> Any:
     elif kind == "scan":
         write_recurrent(path, "JambaForCausalLM", **long, attn_layer_period=2,
                         attn_layer_offset=1)
+    elif kind == "kda":
+        write_recurrent(path, "KimiLinearForCausalLM", **long,
+                        layer_types=["linear_attention", "full_attention"])
     elif kind == "conv":
         write_recurrent(path, "Lfm2ForCausalLM", **long, layer_types=["conv", "full_attention"])
     elif kind == "fp8 experts":
