@@ -34,7 +34,7 @@ def gguf_config(file: GgufFile) -> Config:
     config: Config = {
         "architectures": [own.architecture], GGUF: _types(file), "dtype": _dtype(file),
         "vocab_size": embedding.shape[0], "num_hidden_layers": layers_of(file, at),
-        **read_keys(file, at, COMMON),
+        **read_keys(file, at, (*COMMON, own.epsilon)),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
@@ -77,17 +77,17 @@ def _modules(name: str) -> list[str]:
 
 
 def _rotated(file: GgufFile, at: str, own: GgufFamily, config: Config) -> Config:
-    """What part of each head is rotated; {}: all of it."""
+    """What part of each head is rotated; {}: all of it, of which its reader knows."""
     value, rotary = f"{at}.attention.value_length", f"{at}.rope.dimension_count"
     width = config["head_dim"]
     if file.number(value, width) != width:
         raise file.bad(value, f"must be {at}.attention.key_length, {width}")
     count = file.number(rotary, width)
-    if count == width:
-        return {}
-    if not own.partial:
+    if own.partial:
+        return {"partial_rotary_factor": count / max(1, width)}
+    if count != width:
         raise file.bad(rotary, f"must be {at}.attention.key_length, {width}")
-    return {"partial_rotary_factor": count / max(1, width)}
+    return {}
 
 
 def _dtype(file: GgufFile) -> str:

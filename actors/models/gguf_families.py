@@ -23,9 +23,13 @@ from actorium.actors.models.gguf_keys import (
     HYBRID_KEYS,
     LFM_KEYS,
     LOCAL_EXPERTS,
+    LOGIT_SCALE,
     QWEN_EXPERTS,
+    RMS,
     Config,
     Key,
+    cohere2_fields,
+    cohere_fields,
     deepseek_fields,
     dots1_fields,
     ernie_fields,
@@ -38,6 +42,7 @@ from actorium.actors.models.gguf_keys import (
     granite_hybrid_fields,
     granite_moe_fields,
     hunyuan_moe_fields,
+    layer_norm_epsilon,
     lfm2_fields,
     minimax_fields,
     mistral3_fields,
@@ -49,6 +54,7 @@ from actorium.actors.models.gguf_keys import (
     qwen3next_fields,
     qwen35_fields,
     seed_oss_fields,
+    starcoder2_fields,
 )
 
 ALL_ROWS, BEHIND_KEYS, ONE_EACH, COLUMNS = "all", "behind_keys", "one_each", "columns"
@@ -88,6 +94,8 @@ class GgufFamily(NamedTuple):
     latent: bool = False
     """Attention over latents: heads have other sizes."""
     outer: dict[str, str] = OUTER
+    epsilon: Key = RMS
+    """That of its norms."""
     tiled: dict[str, str] = {}
     """Tensors of a layer in which the value heads of a key head do not lie together: its first one
     lies behind the first one of the key head before; which rows they are, or COLUMNS."""
@@ -257,6 +265,15 @@ FAMILIES = {
         "GptOssForCausalLM", {**LAYER, "post_attention_norm": "post_attention_layernorm",
                               "ffn_gate_inp": "mlp.router", "attn_sinks.weight": "self_attn.sinks"},
         GPT_OSS_KEYS, EXPERTS, more=gpt_oss_fields),
+    "command-r": GgufFamily("CohereForCausalLM", LAYER, LOGIT_SCALE, more=cohere_fields,
+                            epsilon=layer_norm_epsilon("layer_norm_eps")),
+    "cohere2": GgufFamily("Cohere2ForCausalLM", LAYER, LOGIT_SCALE, more=cohere2_fields,
+                          epsilon=layer_norm_epsilon("layer_norm_eps")),
+    "starcoder2": GgufFamily("Starcoder2ForCausalLM", LAYER, more=starcoder2_fields,
+                             epsilon=layer_norm_epsilon("norm_epsilon")),
+    "nemotron": GgufFamily("NemotronForCausalLM", LAYER, norm_plus_one=True, partial=True,
+                           epsilon=layer_norm_epsilon("norm_eps")),
+    "arcee": GgufFamily("ArceeForCausalLM", LAYER, permuted=True),
     "deepseek2": GgufFamily("DeepseekV3ForCausalLM", DEEPSEEK_LAYER, DEEPSEEK_KEYS, EXPERTS,
                             {"attn_k_b.weight": LATENT, "attn_v_b.weight": LATENT}, deepseek_fields,
                             latent=True),

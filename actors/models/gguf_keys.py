@@ -34,10 +34,12 @@ COMMON = (
     Key("embedding_length", "hidden_size"),
     Key("attention.head_count", "num_attention_heads", SAME),
     Key("feed_forward_length", "intermediate_size", SAME, None),
-    Key("attention.layer_norm_rms_epsilon", "rms_norm_eps", REAL),
     Key("context_length", "max_position_embeddings"),
     Key("rope.freq_base", "rope_theta", REAL, 10_000.0),
 )
+RMS = Key("attention.layer_norm_rms_epsilon", "rms_norm_eps", REAL)
+"""The epsilon of most norms."""
+LOGIT_SCALE = (Key("logit_scale", "logit_scale", REAL),)
 CAPS = (Key("attn_logit_softcapping", "attn_logit_softcapping", REAL, None),
         Key("final_logit_softcapping", "final_logit_softcapping", REAL, None))
 USED = Key("expert_used_count", "num_experts_per_tok")
@@ -200,6 +202,23 @@ def minimax_fields(file: GgufFile, at: str, _: Config) -> Config:
 
 
 def ernie_fields(_: GgufFile, __: str, config: Config) -> Config:
+    return {"use_bias": config["attention_bias"]}
+
+
+def layer_norm_epsilon(field: str) -> Key:
+    """That of a model with LayerNorms, whose config calls it so."""
+    return Key("attention.layer_norm_epsilon", field, REAL)
+
+
+def cohere_fields(file: GgufFile, _: str, __: Config) -> Config:
+    return {"use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors}
+
+
+def cohere2_fields(file: GgufFile, at: str, config: Config) -> Config:
+    return layer_types(file, at, config, 4)
+
+
+def starcoder2_fields(_: GgufFile, __: str, config: Config) -> Config:
     return {"use_bias": config["attention_bias"]}
 
 

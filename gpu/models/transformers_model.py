@@ -30,6 +30,7 @@ from actorium.gpu.models.decoder import LoadedModel
 from actorium.gpu.models.forward_context import GroupContext
 from actorium.gpu.models.transformers_trace import (
     PAGED,
+    SINKS,
     TOKENS,
     AttentionCall,
     Trace,
@@ -88,7 +89,9 @@ class TransformersModel(LoadedModel):
         def attend(_: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any,
                    **options: Any) -> tuple[Tensor, None]:
             group, index, scale = next(places)
-            return self._attend(groups[group], index, scale, query, key, value), None
+            sinks = options.get(SINKS)
+            return self._attend(groups[group], index, scale, query, key, value,
+                                None if sinks is None else sinks.float()), None
 
         with handled_by(attend):
             hidden: Tensor = self._body(input_ids=batch.tokens[None], use_cache=False,
@@ -98,12 +101,12 @@ class TransformersModel(LoadedModel):
         return hidden if batch.all_rows else hidden.index_select(0, batch.logit_rows)
 
     def _attend(self, group: GroupContext, index: int, scale: float, query: Tensor, key: Tensor,
-                value: Tensor) -> Tensor:
+                value: Tensor, sinks: Tensor | None) -> Tensor:
         pages, scales = group.layer(index, None)
         kv = torch.cat((key, value), 1)[0].transpose(0, 1).to(self.dtype)
         write_kv(pages, kv, group.kv_index, scales)
         q = (query if scale == 1 else query * scale)[0].transpose(0, 1).to(self.dtype)
-        return group.plan.attend(q.contiguous(), pages, None, scales)[None]
+        return group.plan.attend(q.contiguous(), pages, None, scales, sinks)[None]
 
     @torch.inference_mode()
     def logits(self, rows: Tensor) -> Tensor:
@@ -250,15 +253,15 @@ def _shape_of(calls: list[AttentionCall], shape: ModelShape, where: Path) -> Mod
         why = f"{shape.layers - len(calls)} of its {shape.layers} layers have no attention"
     elif len({call[:3] for call in calls}) > 1:
         why = "the heads of its layers differ in number or size"
-    elif len({call.cap for call in calls}) > 1:
-        why = "the caps of its layers' scores differ"
+    elif len({(call.cap, call.sinks) for call in calls}) > 1:
+        why = "the caps of its layers' scores, or whether they have sinks, differ"
     if why:
         raise BadModel(f"{where}: {shape.architecture} is not served by transformers' class "
                        f"(--model-impl): {why}")
     first = calls[0]
     return replace(shape, layers=len(calls), heads=first.heads, kv_heads=first.kv_heads,
                    head_dim=first.head_dim, windows=tuple(call.window for call in calls),
-                   attention_scale=first.scale, attention_cap=first.cap)
+                   attention_scale=first.scale, attention_cap=first.cap, sinks=first.sinks)
 
 
 def _mixes(model: TransformersModel) -> bool:

@@ -24,11 +24,15 @@ TOKENS = 5
 """Of the row with which a class is tried."""
 FARTHEST = 1 << 24
 """Tokens back to which masks are looked at."""
-IGNORED = {"dropout", "scaling", "sliding_window", "softcap", "is_causal", "position_ids",
+SINKS = "s_aux"
+"""The argument of attention that has the scores of its sinks, [H]."""
+IGNORED = {SINKS, "dropout", "scaling", "sliding_window", "softcap", "is_causal", "position_ids",
            "use_cache", "cache_position", "output_attentions", "output_hidden_states",
            "output_router_logits", "logits_to_keep", "return_dict", "attention_dropout",
            "num_items_in_batch", "position_embeddings"}
 """Arguments of attention that say nothing which its mask, its shapes or `AttentionCall` do not."""
+
+
 class AttentionCall(NamedTuple):
     """One call of attention in a forward pass."""
 
@@ -39,6 +43,8 @@ class AttentionCall(NamedTuple):
     """Tokens that a query sees, itself included; 0 = all."""
     scale: float
     cap: float
+    sinks: bool
+    """Scores beside the tokens' own, one for each head, take part in its softmax."""
 
 
 class Trace(NamedTuple):
@@ -236,9 +242,6 @@ def _call_of(query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict
     (_, heads, tokens, width), kv_heads = query.shape, key.shape[1]
     if not isinstance(mask, _Window):
         raise _Unserved("it has attention without transformers' masks")
-    for name in ("s_aux", "sinks"):
-        if options.get(name) is not None:
-            raise _Unserved(f"its attention has sinks ({name})")
     if more := sorted(name for name, own in options.items() if own is not None
                       and own is not False and name not in IGNORED):
         raise _Unserved(f"its attention takes {', '.join(more)}")
@@ -247,7 +250,9 @@ def _call_of(query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict
                         " (attention over latents)")
     if key.shape[2] != tokens or heads % kv_heads:
         raise _Unserved("its attention is not over keys and values of the same tokens")
-    scale = options.get("scaling")
+    scale, sinks = options.get("scaling"), options.get(SINKS)
+    if sinks is not None and sinks.shape != (heads,):
+        raise _Unserved(f"its sinks ({SINKS}) are not one for each head")
     return AttentionCall(heads, kv_heads, width, mask.tokens,
                          width**-0.5 if scale is None else float(scale),
-                         float(options.get("softcap") or 0.0))
+                         float(options.get("softcap") or 0.0), sinks is not None)

@@ -40,9 +40,11 @@ def activate(x: Tensor, kind: str, alphas: Alphas = NO_ALPHAS) -> Tensor:
     return (torch.where(wide > 0, alphas[0] * wide * wide, below) + BETA * wide).to(x.dtype)
 
 
-def clamped_swiglu(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
+def clamped_swiglu(gate_up: Tensor, alpha: float, limit: float,
+                   sigmoid: Callable[[Tensor], Tensor] = Tensor.sigmoid_) -> Tensor:
     """gate * sigmoid(alpha * gate) * (up + 1), where gates are at most `limit` and ups between
-    -limit and limit (GPT-OSS), in fp32 and rounded once. gate_up: [T, 2I], gate first -> [T, I]."""
+    -limit and limit (GPT-OSS), in fp32 and rounded once. gate_up: [T, 2I], gate first -> [T, I].
+    sigmoid: see `TorchOps.sigmoid`."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return ((up + 1) * gate * (alpha * gate).sigmoid()).to(gate_up.dtype)
+    return ((up + 1) * gate * sigmoid((alpha * gate).contiguous())).to(gate_up.dtype)

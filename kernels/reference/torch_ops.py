@@ -113,7 +113,7 @@ class TorchOps:
     def clamped_gated(self, linear: Linear, alpha: float, limit: float) -> Gated:
         """`clamped_swiglu` of a product that gives gate and then up."""
         def gate(y: Tensor) -> Tensor:
-            return clamped_swiglu(y, alpha, limit)
+            return clamped_swiglu(y, alpha, limit, self.sigmoid)
 
         return Gated(linear, gate, lambda y, form: to_form(gate(y), form))
 

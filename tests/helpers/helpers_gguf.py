@@ -29,7 +29,9 @@ ARCHITECTURES = {
         "Olmoe": "olmoe", "Glm4Moe": "glm4moe", "Dots1": "dots1", "MiniMaxM2": "minimax-m2",
         "Ernie4_5": "ernie4_5", "Ernie4_5_Moe": "ernie4_5-moe", "HunYuanDenseV1": "hunyuan-dense",
         "HunYuanMoEV1": "hunyuan-moe", "Lfm2": "lfm2", "DeepseekV2": "deepseek2",
-        "GraniteMoeShared": "granitemoe", "Ministral3": "mistral3", "GptOss": "gpt-oss"}.items()}
+        "GraniteMoeShared": "granitemoe", "Ministral3": "mistral3", "GptOss": "gpt-oss",
+        "Cohere": "command-r", "Cohere2": "cohere2", "Starcoder2": "starcoder2",
+        "Nemotron": "nemotron", "Arcee": "arcee"}.items()}
 """That are served from GGUF, and GGUF's names for them."""
 SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
           "IQ2_XXS": (0,), "IQ2_XS": (0,), "IQ2_S": (0,), "IQ3_XXS": (0,), "IQ3_S": (0,),
@@ -122,8 +124,8 @@ def write_model(path: Path, architecture: str, kind: str, seed: int = 0, more: W
 
 
 HEADS = ("token_embd.weight", "output.weight")
-SMALL = (".bias", "gate_inp", "shortconv.conv.", "probs_b", "ssm_conv1d", "ssm_a", "ssm_d",
-         "ssm_norm", "ssm_ba", "ssm_beta")
+SMALL = (".bias", "attn_q_norm", "attn_k_norm", "gate_inp", "shortconv.conv.", "probs_b",
+         "ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm", "ssm_ba", "ssm_beta")
 """Parts of names of what stays in F32."""
 RENAMED = {
     ".sinks": ".sinks.weight", ".dt_bias": ".dt_proj.bias", "gate.moe_statics": "moe_statics",
@@ -282,9 +284,9 @@ TURNED = {
 """Those of GPT-OSS."""
 NOT_SPLIT = {("experts.gate_up_proj", "qwen3next")}
 """Experts whose gates and ups lie in one tensor, which newer files have."""
-PAIRED = ("llama", "smollm3", "granite", "granitemoe", "granitehybrid", "mistral3")
+PAIRED = ("arcee", "llama", "smollm3", "granite", "granitemoe", "granitehybrid", "mistral3")
 """Architectures whose rows of queries and keys lie in pairs."""
-PLUS_ONE = ("gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
+PLUS_ONE = ("nemotron", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
 """Those whose norms have the 1 that is added in their weights."""
 
 
@@ -299,7 +301,11 @@ def rope_factors(config: Any) -> dict[str, list[float]]:
             if f"{name}_factor" in ropes}
 
 
+EPSILONS = {"command-r": "layer_norm_eps", "cohere2": "layer_norm_eps",
+            "starcoder2": "norm_epsilon", "nemotron": "norm_eps"}
+"""What configs call that of LayerNorms."""
 KEYS: dict[str, str] = {
+    "logit_scale": "logit_scale",
     "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
     "attn_logit_softcapping": "attn_logit_softcapping",
@@ -334,7 +340,10 @@ def describe(writer: gguf.GGUFWriter, config: Any, at: str) -> None:
     if getattr(config, "intermediate_size", None):
         writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if at in EPSILONS:
+        writer.add_layer_norm_eps(getattr(config, EPSILONS[at]))
+    else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     for field, key in KEYS.items():
         value = getattr(config, field, None)
         value = value[0] if isinstance(value, list) else value
@@ -386,7 +395,7 @@ def _describe_windows(writer: gguf.GGUFWriter, config: Any, at: str) -> None:
         writer.add_sliding_window(window or 0)
         writer.add_rope_scaling_orig_ctx_len(ropes.get("original_max_position_embeddings")
                                              or config.max_position_embeddings)
-    elif window and at in ("gemma2", "gemma3", "olmo2", "exaone4", "gpt-oss"):
+    elif window and at in ("gemma2", "gemma3", "olmo2", "exaone4", "gpt-oss", "cohere2"):
         writer.add_sliding_window(window)
         if at in ("olmo2", "exaone4"):
             writer.add_sliding_window_pattern([kind == "sliding_attention"

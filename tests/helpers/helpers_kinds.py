@@ -30,6 +30,9 @@ def write_kind(path: Path, kind: str) -> None:
         write_checkpoint(path, "Gemma3ForCausalLM", seed=5, sliding_window=9,
                          layer_types=["sliding_attention", "full_attention"] * 2,
                          num_hidden_layers=4)
+    elif kind == "capped":
+        write_checkpoint(path, "Gemma2ForCausalLM", seed=5, sliding_window=9, head_dim=32,
+                         attn_logit_softcapping=2.0, final_logit_softcapping=4.0)
     elif kind == "mamba":
         write_granite(path, seed=5, num_local_experts=0, num_experts_per_tok=0)
     elif kind == "latent":

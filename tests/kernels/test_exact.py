@@ -49,6 +49,7 @@ def test_products(ops: NativeOps, columns: int, outs: int) -> None:
     by_rows(linear.wide, x)
     by_rows(ops.gated(weight, None, "silu"), x)
     by_rows(ops.gated(weight, None, "gelu"), x)
+    by_rows(ops.clamped_gated(linear, 1.702, 7.0), x)
     assert not ops.inexact
 
 

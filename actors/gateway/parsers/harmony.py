@@ -58,9 +58,9 @@ def header_of(text: str) -> Header:
 class HarmonyParser:
     """Parses a completion. Messages on one channel are joined by a line end.
 
-    Calls of tools that are not the request's (gpt-oss has python and a browser) are reasoning where they
-    are on that channel, else text with its marks. So are all calls, and all reasoning, where they
-    are not to be separated.
+    Calls of tools that are not the request's (gpt-oss has python and a browser) are reasoning where
+    they are on that channel, else text with its marks. So are all calls, and all reasoning, where
+    they are not to be separated.
     """
 
     def __init__(self, calls: bool, reasons: bool, thought: Thought = Thought.MAY) -> None:

@@ -60,6 +60,9 @@ CASES = [
     ("GPTBigCodeForCausalLM", {"multi_query": True}),
     ("GemmaForCausalLM", {}),
     ("Glm4MoeForCausalLM", {**ROUTED, "use_qk_norm": True, "partial_rotary_factor": 0.5}),
+    ("GptOssForCausalLM", {"sliding_window": 9, "layer_types": MIXED, "num_local_experts": 4,
+                           "num_experts_per_tok": 2}),
+    ("GraniteSWAForCausalLM", {"sliding_window": 9, "layer_types": MIXED}),
     ("HeliumForCausalLM", {}),
     ("HunYuanDenseV1ForCausalLM", {}),
     ("Jais2ForCausalLM", {}),
@@ -238,7 +241,6 @@ def test_a_config_does_not_choose_the_code_or_the_files(tmp_path: Path) -> None:
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("BertLMHeadModel", {}, "its masks are neither causal nor sliding windows"),
-    ("GptOssForCausalLM", {"layer_types": MIXED, "num_local_experts": 4}, "has sinks (s_aux)"),
     ("DogeForCausalLM", {}, "cannot be run without its weights"),
     ("DeepseekV2ForCausalLM", {}, "kv_lora_rank: attention over latents (MLA) is not served"),
     ("MiniCPM3ForCausalLM", {}, "kv_lora_rank: attention over latents"),
