@@ -22,7 +22,7 @@ from actorium.gpu.models.attention import Attention, attention
 from actorium.gpu.models.decoder import Decoder, Layer, Mixer, Mlp
 from actorium.gpu.models.deepseek import latent_attention
 from actorium.gpu.models.forward_context import ForwardContext
-from actorium.gpu.models.kda import kda, kda_fused
+from actorium.gpu.models.kimi import kda, kda_fused
 from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.models.mamba1 import mamba1
 from actorium.gpu.models.mlp import (

@@ -12,7 +12,7 @@ from typing import Any
 from actorium.actors.errors import BadConfig
 from actorium.gpu.attention.attention_backend import NativeAttention, TritonAttention
 from actorium.gpu.models.decoder import Decoder, LoadedModel
-from actorium.gpu.models.kda import Kda
+from actorium.gpu.models.kimi import Kda
 from actorium.gpu.models.mamba1 import Mamba1
 from actorium.gpu.models.mlp import GroupedMixture
 from actorium.gpu.models.parted import RecurrentBesideAttention

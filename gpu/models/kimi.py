@@ -65,7 +65,8 @@ class Kda(RecurrentLayer):
             return self._gated(rule.extend((qkv, *self._raw(x)), states.state, plan.runs), p)
         qkv = self.ops.conv_tokens(x[:, :c], states.columns, self.conv, plan.ragged,
                                    self.conv.dtype)
-        return self._gated(self.ops.kda_extend(self._made(qkv, x), states.state, plan.ragged), p)
+        return self._gated(self.ops.kda_extend(self._with_decays(qkv, x), states.state,
+                                               plan.ragged), p)
 
     def step(self, p: Tensor, states: LayerStates, rows: Tensor) -> Tensor:
         return self._gated(self._advance(self._inputs(p), states.committed, rows), p)
@@ -87,7 +88,7 @@ class Kda(RecurrentLayer):
             qkv = conv.step(x[:, :self.sizes.channels], columns, rows)
             return rule.step((qkv, *self._raw(x)), states, rows)
         qkv = self.ops.conv_step(x[:, :self.sizes.channels], columns, rows, self.conv)
-        return self.ops.kda_step(self._made(qkv, x), states, rows)
+        return self.ops.kda_step(self._with_decays(qkv, x), states, rows)
 
     def _raw(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What decays and beta are made of: [T, H * D], [T, H]. x: of `_inputs`."""
@@ -95,7 +96,7 @@ class Kda(RecurrentLayer):
         beta, latent = x[:, s.channels:].split((s.heads, s.head_dim), 1)
         return self.decays(latent.contiguous()).contiguous(), beta.contiguous()
 
-    def _made(self, qkv: Tensor, x: Tensor) -> KdaInputs:
+    def _with_decays(self, qkv: Tensor, x: Tensor) -> KdaInputs:
         """qkv: f32[T, channels], convolved; x: of `_inputs`."""
         s, (raw, beta) = self.sizes, self._raw(x)
         g = F.softplus(raw.float() + self.bias).view(-1, s.heads, s.head_dim).mul_(-self.decay)
