@@ -11,7 +11,8 @@ from typing import Any
 from actorium.actors.errors import BadModel, shown
 from actorium.actors.models.model_classes import default_positions
 from actorium.actors.models.model_dir import max_model_len, trained_length
-from actorium.gpu.families.model_shape import WEIGHT_DTYPES, ExpertShape, ModelShape, RopeShape
+from actorium.gpu.families.layer_shapes import ExpertShape, RopeShape
+from actorium.gpu.families.model_shape import WEIGHT_DTYPES, ModelShape
 
 ConfigReader = Callable[[dict[str, Any], Path, str], ModelShape]
 """(parsed config.json, its path, dtype or "auto") -> the shape, at the model's own longest length.

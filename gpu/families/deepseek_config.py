@@ -10,13 +10,8 @@ from typing import Any
 
 from actorium.actors.errors import shown
 from actorium.gpu.families.decoder_config import MAX_INT, Fields, decoder_shape, mtp_layers
-from actorium.gpu.families.model_shape import (
-    ExpertShape,
-    LatentShape,
-    MixtureNames,
-    ModelShape,
-    Routing,
-)
+from actorium.gpu.families.layer_shapes import ExpertShape, LatentShape, MixtureNames, Routing
+from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.tensor_specs import (
     ATTENTION,
     MtpNames,

@@ -27,8 +27,9 @@ from actorium.gpu.families.decoder_config import (
     rope_field,
     shared_rope,
 )
+from actorium.gpu.families.layer_shapes import NOPE, LayerNorms, RopeShape
 from actorium.gpu.families.llama_config import layer_windows, llama, mistral, ropes_by_type
-from actorium.gpu.families.model_shape import NOPE, LayerNorms, ModelShape, RopeShape
+from actorium.gpu.families.model_shape import ModelShape
 
 PHI3: dict[str, Any] = {
     "vocab_size": 32_064, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32,

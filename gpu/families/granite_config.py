@@ -15,14 +15,10 @@ from actorium.gpu.families.decoder_config import (
     read_experts,
     shared_rope,
 )
+from actorium.gpu.families.layer_shapes import ExpertShape, MixtureNames, RopeShape
 from actorium.gpu.families.mamba_config import bamba_mamba
-from actorium.gpu.families.model_shape import (
-    ExpertShape,
-    MambaShape,
-    MixtureNames,
-    ModelShape,
-    RopeShape,
-)
+from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.families.recurrent_shapes import MambaShape
 from actorium.gpu.families.tensor_specs import (
     ATTENTION,
     TensorSpec,

@@ -10,14 +10,9 @@ from typing import Any
 from actorium.actors.errors import shown
 from actorium.gpu.families.decoder_config import Fields
 from actorium.gpu.families.deepseek_config import completed_latent, latent_decoder
-from actorium.gpu.families.model_shape import (
-    NOPE,
-    KdaShape,
-    LayerParts,
-    MixtureNames,
-    ModelShape,
-    Routing,
-)
+from actorium.gpu.families.layer_shapes import NOPE, LayerParts, MixtureNames, Routing
+from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.families.recurrent_shapes import KdaShape
 from actorium.gpu.families.tensor_specs import layer_prefix
 
 KIMI_LINEAR: dict[str, Any] = {

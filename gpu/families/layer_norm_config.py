@@ -19,8 +19,9 @@ from typing import Any
 
 from actorium.actors.errors import shown
 from actorium.gpu.families.decoder_config import Fields, completed, decoder_shape
+from actorium.gpu.families.layer_shapes import NOPE, LayerNorms
 from actorium.gpu.families.llama_config import layer_windows
-from actorium.gpu.families.model_shape import NOPE, LayerNorms, ModelShape
+from actorium.gpu.families.model_shape import ModelShape
 
 TANH, ERF = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), ("gelu", "gelu_python")
 ACTIVATIONS = {**dict.fromkeys(TANH, "gelu"), **dict.fromkeys(ERF, "gelu_erf"), "relu": "relu",

@@ -8,13 +8,9 @@ from typing import Any
 
 from actorium.gpu.families.decoder_config import Fields, completed, decoder_shape, read_experts
 from actorium.gpu.families.deepseek_config import layers_behind
-from actorium.gpu.families.model_shape import (
-    ConvShape,
-    LayerParts,
-    MixtureNames,
-    ModelShape,
-    Routing,
-)
+from actorium.gpu.families.layer_shapes import LayerParts, MixtureNames, Routing
+from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.families.recurrent_shapes import ConvShape
 from actorium.gpu.families.tensor_specs import layer_prefix
 
 LFM2: dict[str, Any] = {

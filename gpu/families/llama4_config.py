@@ -10,15 +10,10 @@ from typing import Any
 from actorium.actors.errors import shown
 from actorium.gpu.families.decoder_config import Fields, completed, decoder_shape, read_experts
 from actorium.gpu.families.dense_config import rotated_layers
+from actorium.gpu.families.layer_shapes import NOPE, MixtureNames, QueryScaling, Routing
 from actorium.gpu.families.llama_config import FULL
 from actorium.gpu.families.mistral_config import text_part
-from actorium.gpu.families.model_shape import (
-    NOPE,
-    MixtureNames,
-    ModelShape,
-    QueryScaling,
-    Routing,
-)
+from actorium.gpu.families.model_shape import ModelShape
 
 CHUNKED = "chunked_attention"
 LLAMA4: dict[str, Any] = {

@@ -10,7 +10,8 @@ from typing import Any
 
 from actorium.actors.errors import shown
 from actorium.gpu.families.decoder_config import Fields, decoder_shape, read_rope, shared_rope
-from actorium.gpu.families.model_shape import GATED, LayerNorms, ModelShape, RopeShape
+from actorium.gpu.families.layer_shapes import GATED, LayerNorms, RopeShape
+from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.tensor_specs import (
     ATTENTION,
     TensorSpec,

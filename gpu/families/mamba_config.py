@@ -10,15 +10,9 @@ from typing import Any, NamedTuple
 
 from actorium.actors.errors import shown
 from actorium.gpu.families.decoder_config import Fields, completed, decoder_shape
-from actorium.gpu.families.model_shape import (
-    ConvShape,
-    KdaShape,
-    LayerParts,
-    MambaShape,
-    ModelShape,
-    Multipliers,
-    ScanShape,
-)
+from actorium.gpu.families.layer_shapes import LayerParts, Multipliers
+from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.families.recurrent_shapes import ConvShape, KdaShape, MambaShape, ScanShape
 from actorium.gpu.families.tensor_specs import (
     TensorSpec,
     attention_tensors,

@@ -10,8 +10,9 @@ from typing import Any
 from actorium.actors.errors import shown
 from actorium.gpu.families.decoder_config import ConfigReader, Fields, rope_field
 from actorium.gpu.families.deepseek_config import NAMES, completed_latent, latent_decoder
+from actorium.gpu.families.layer_shapes import QueryScaling, Routing
 from actorium.gpu.families.llama_config import mistral
-from actorium.gpu.families.model_shape import ModelShape, QueryScaling, Routing
+from actorium.gpu.families.model_shape import ModelShape
 
 MINISTRAL3: dict[str, Any] = {
     "vocab_size": 131_072, "hidden_size": 4096, "intermediate_size": 14_336,

@@ -18,8 +18,9 @@ from actorium.gpu.families.decoder_config import (
 )
 from actorium.gpu.families.deepseek_config import grouped_experts, layers_behind
 from actorium.gpu.families.dense_config import NORMS_AFTER, hunyuan
+from actorium.gpu.families.layer_shapes import MixtureNames, Routing
 from actorium.gpu.families.llama_config import layer_windows, mistral
-from actorium.gpu.families.model_shape import MixtureNames, ModelShape, Routing
+from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.qwen_hybrid_config import sparse_layers
 
 MIXTRAL: dict[str, Any] = {

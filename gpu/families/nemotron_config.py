@@ -10,8 +10,9 @@ from typing import Any
 from actorium.actors.errors import shown
 from actorium.gpu.families.decoder_config import MAX_LAYERS, Fields, completed, decoder_shape
 from actorium.gpu.families.deepseek_config import grouped_experts
+from actorium.gpu.families.layer_shapes import LayerParts, MixtureNames
 from actorium.gpu.families.mamba_config import MambaNames, read_mamba
-from actorium.gpu.families.model_shape import LayerParts, MixtureNames, ModelShape
+from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.tensor_specs import layer_prefix
 
 NEMOTRON_H: dict[str, Any] = {

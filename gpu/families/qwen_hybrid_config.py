@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 from actorium.actors.errors import shown
 from actorium.gpu.families.decoder_config import Fields, decoder_shape, mtp_layers, read_experts
-from actorium.gpu.families.model_shape import DeltaShape, ExpertShape, ModelShape
+from actorium.gpu.families.layer_shapes import ExpertShape
+from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.families.recurrent_shapes import DeltaShape
 from actorium.gpu.families.tensor_specs import (
     ATTENTION,
     MtpNames,

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from actorium.gpu.families.decoder_config import Fields, completed, decoder_shape, read_experts
+from actorium.gpu.families.layer_shapes import MixtureNames
 from actorium.gpu.families.mamba_config import bamba_parts, unattended
-from actorium.gpu.families.model_shape import MixtureNames, ModelShape, ScanShape
+from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.families.recurrent_shapes import ScanShape
 
 MAMBA: dict[str, Any] = {
     "vocab_size": 50_280, "hidden_size": 768, "state_size": 16, "num_hidden_layers": 32,

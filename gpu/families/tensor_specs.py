@@ -8,15 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from actorium.gpu.families.fp8_config import BLOCK
-from actorium.gpu.families.model_shape import (
-    GATED,
+from actorium.gpu.families.layer_shapes import GATED, ExpertShape, LatentShape
+from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.families.recurrent_shapes import (
     ConvShape,
     DeltaShape,
-    ExpertShape,
     KdaShape,
-    LatentShape,
     MambaShape,
-    ModelShape,
     ScanShape,
 )
 from actorium.gpu.families.vision_shape import VisionShape

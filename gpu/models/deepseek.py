@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actorium.gpu.families.model_shape import LatentShape, ModelShape
+from actorium.gpu.families.layer_shapes import LatentShape
+from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.tensor_specs import NORMS
 from actorium.gpu.models.decoder import Decoder, Layer
 from actorium.gpu.models.forward_context import ForwardContext

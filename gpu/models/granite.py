@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from actorium.gpu.families.granite_config import routed_alone
-from actorium.gpu.families.model_shape import MambaShape, ModelShape
+from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.families.recurrent_shapes import MambaShape
 from actorium.gpu.families.tensor_specs import NORMS
 from actorium.gpu.models.attention import attention
 from actorium.gpu.models.decoder import Decoder, Layer, Mixer, Mlp

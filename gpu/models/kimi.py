@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from actorium.gpu.families.model_shape import KdaShape
+from actorium.gpu.families.recurrent_shapes import KdaShape
 from actorium.gpu.models.forward_context import StatePlan
 from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.models.recurrent import RecurrentLayer

@@ -11,7 +11,8 @@ from functools import partial
 
 from torch import Tensor
 
-from actorium.gpu.families.model_shape import DeltaShape, ModelShape
+from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.families.recurrent_shapes import DeltaShape
 from actorium.gpu.families.tensor_specs import POSITIONS
 from actorium.gpu.models.attention import attention
 from actorium.gpu.models.decoder import Decoder, Layer, Mixer, Mlp

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actorium.gpu.families.model_shape import ScanShape
+from actorium.gpu.families.recurrent_shapes import ScanShape
 from actorium.gpu.models.forward_context import StatePlan
 from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.models.recurrent import RecurrentLayer

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from actorium.gpu.families.model_shape import GATED, ExpertShape, ModelShape, Routing
+from actorium.gpu.families.layer_shapes import GATED, ExpertShape, Routing
+from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.parallel.rank_group import RankGroup
 from actorium.gpu.parallel.split_layers import MixtureSum

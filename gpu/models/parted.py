@@ -10,14 +10,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from actorium.gpu.families.model_shape import (
-    ConvShape,
-    KdaShape,
-    LayerParts,
-    MambaShape,
-    ModelShape,
-    ScanShape,
-)
+from actorium.gpu.families.layer_shapes import LayerParts
+from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.families.recurrent_shapes import ConvShape, KdaShape, MambaShape, ScanShape
 from actorium.gpu.models.attention import Attention, attention
 from actorium.gpu.models.decoder import Decoder, Layer, Mixer, Mlp
 from actorium.gpu.models.deepseek import latent_attention

@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from actorium.gpu.families.model_shape import DeltaShape, MambaShape
+from actorium.gpu.families.recurrent_shapes import DeltaShape, MambaShape
 from actorium.gpu.models.forward_context import ForwardContext, StatePlan
 from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.parallel.rank_group import RankGroup

@@ -8,7 +8,8 @@ import math
 import torch
 from torch import Tensor
 
-from actorium.gpu.families.model_shape import NOPE, ModelShape, RopeShape
+from actorium.gpu.families.layer_shapes import NOPE, RopeShape
+from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.models.layer_weights import LayerWeights, Part
 from actorium.gpu.weights.dtypes import TORCH_DTYPES
 from actorium.kernels.linear import Linear

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from actorium.gpu.families.model_shape import ConvShape
+from actorium.gpu.families.recurrent_shapes import ConvShape
 from actorium.gpu.models.forward_context import StatePlan
 from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.models.recurrent import RecurrentLayer

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from actorium.actors.errors import BadConfig
-from actorium.gpu.families.model_shape import MambaShape, ModelShape
+from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.families.recurrent_shapes import MambaShape
 from actorium.gpu.families.tensor_specs import TensorSpec
 
 

@@ -21,7 +21,8 @@ import torch
 from torch.fx import Graph, Node, Proxy
 from torch.fx.proxy import GraphAppendingTracer
 
-from actorium.gpu.families.model_shape import ExpertShape, ModelShape
+from actorium.gpu.families.layer_shapes import ExpertShape
+from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.parallel.split_layers import SummedLinear
 from actorium.gpu.passes import canonical_ops as c
 from actorium.kernels.linear import Gated, Linear

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from actorium.actors.messages import Admit, StepPlan
-from actorium.gpu.families.model_shape import StateShape
+from actorium.gpu.families.recurrent_shapes import StateShape
 from actorium.gpu.step.batch import ExtendRow, StateRows
 from actorium.gpu.step.pools import stacked, zeros
 from actorium.gpu.step.staging import on_device

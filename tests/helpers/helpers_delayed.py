@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from actorium.gpu.families.model_shape import DeltaShape, StateShape
+from actorium.gpu.families.recurrent_shapes import DeltaShape, StateShape
 from actorium.gpu.models.recurrent import GatedDelta, Mamba2, RecurrentLayer
 from actorium.gpu.parallel.rank_group import LoneRank
 from actorium.gpu.step.states import LayerStates, StatePool

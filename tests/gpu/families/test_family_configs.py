@@ -16,7 +16,8 @@ from helpers_models import Seq, Stepper, load, tiny_config, tiny_model, why_refu
 from actorium.actors.errors import BadConfig
 from actorium.actors.models.model_dir import max_model_len
 from actorium.gpu.families.architectures import shape_from_config
-from actorium.gpu.families.model_shape import ModelShape, QueryScaling, RopeShape
+from actorium.gpu.families.layer_shapes import QueryScaling, RopeShape
+from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.models.rotary import rope_tables
 
 ROPE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "llama_4_scaling_beta": 0.3,

@@ -25,7 +25,7 @@ from actorium.actors.errors import BadModel
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.families.architectures import model_tensors, read_shape, shape_from_config
 from actorium.gpu.families.fp8_config import Fp8Shape, fp8_shape
-from actorium.gpu.families.model_shape import ExpertShape
+from actorium.gpu.families.layer_shapes import ExpertShape
 from actorium.gpu.families.tensor_specs import mixture_tensors
 from actorium.gpu.models.decoder import Decoder
 from actorium.gpu.models.mlp import mixture_fused

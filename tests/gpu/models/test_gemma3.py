@@ -22,7 +22,7 @@ from helpers_models import (
 from actorium.actors.config.tree import Config, DeviceConfig
 from actorium.actors.errors import BadConfig
 from actorium.gpu.families.architectures import read_shape
-from actorium.gpu.families.model_shape import RopeShape
+from actorium.gpu.families.layer_shapes import RopeShape
 from actorium.gpu.models.registry import load_model
 
 GEMMA = "Gemma3ForCausalLM"

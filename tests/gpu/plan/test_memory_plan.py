@@ -17,7 +17,8 @@ from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadModel
 from actorium.actors.models.model_dir import checkpoint_bytes
 from actorium.gpu.families.architectures import shape_from_config
-from actorium.gpu.families.model_shape import DeltaShape, ModelShape
+from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.families.recurrent_shapes import DeltaShape
 from actorium.gpu.plan.memory_plan import (
     Demand,
     MemoryPlan,

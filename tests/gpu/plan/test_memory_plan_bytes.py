@@ -23,7 +23,8 @@ from actorium.actors.config.tree import (
 )
 from actorium.actors.errors import BadConfig
 from actorium.gpu.families.architectures import ARCHITECTURES, model_tensors, shape_from_config
-from actorium.gpu.families.model_shape import DeltaShape, ModelShape
+from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.families.recurrent_shapes import DeltaShape
 from actorium.gpu.models.registry import MODELS
 from actorium.gpu.plan.memory_plan import (
     Demand,

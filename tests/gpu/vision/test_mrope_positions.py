@@ -14,7 +14,8 @@ from helpers_vision import END, IMAGE, START, VIDEO, vl_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actorium.gpu.families.model_shape import ModelShape, RopeShape
+from actorium.gpu.families.layer_shapes import RopeShape
+from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.models.rotary import rope_tables
 from actorium.gpu.vision.grids import Grid, Medium, output_rows, rope_positions
 from actorium.kernels.reference.rope import axis_rows, rope_rows
