@@ -13,6 +13,9 @@ import torch
 from helpers_models import load, oracle_logits, why_refused
 from helpers_parity import ATOL, Case, alone, tokens
 from helpers_recurrent import FAMILIES, write_recurrent
+from helpers_speculation import Work, tokens_of
+
+from actorium.actors.params import ResolvedParams
 
 BAMBA, FALCON, LFM2 = "BambaForCausalLM", "FalconH1ForCausalLM", "Lfm2ForCausalLM"
 NEMOTRON = "NemotronHForCausalLM"
@@ -151,6 +154,19 @@ def test_weights_in_bf16(name: str, native: bool, tmp_path: Path) -> None:
     ours = torch.stack([(logits - want[n - 1]).abs().mean() for n, logits in s.logits.items()])
     peers = torch.stack([(theirs[n - 1] - want[n - 1]).abs().mean() for n in s.logits])
     assert float(ours.median()) < 1.5 * float(peers.median())
+
+
+@pytest.mark.parametrize("name", [
+    name if name in ("lfm2", "falcon") else pytest.param(name, marks=pytest.mark.slow)
+    for name in PLAIN])
+def test_windows_of_drafts(name: str, make: Callable[[str], Case]) -> None:
+    """Of which some are right: the tokens are those without drafts."""
+    model = make(name).model
+    work = Work([[5, 9, 2, 41, 17] * 4, [7, 3, 3]],
+                [ResolvedParams(max_tokens=7, temperature=0.0)] * 2)
+    want = work.plain(model)
+    _, got = work.guessed(model, want, 2, lambda seed, at: at % 3 > 0)
+    assert tokens_of(got) == tokens_of(want)
 
 
 def test_the_worker_reports_its_states(family: Case) -> None:
