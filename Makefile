@@ -108,8 +108,9 @@ verify-all: $(VENV)/.ready-test
 # Each model class by a tiny random checkpoint; the table of docs/models.md is what passed.
 parity: $(VENV)/.ready-test
 	@mkdir -p build
-	$(BIN)/python -m pytest -m slow tests/gpu/models/test_models_table.py --junitxml build/parity.xml \
-		-o junit_family=xunit1 $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest tests/gpu/models/test_models_table.py::test_cell \
+		tests/gpu/weights/test_gguf_reader.py::test_greedy_tokens_equal_transformers \
+		--junitxml build/parity.xml -o junit_family=xunit1 $(PYTEST_FLAGS)
 	$(BIN)/python -m actorium.tools.models_table build/parity.xml
 
 # Attacks of every kind in full size, counted by area.

@@ -2,8 +2,9 @@
 
     python -m actorium.tools.models_table build/parity.xml
 
-The argument is pytest's JUnit XML of tests/gpu/models/test_models_table.py; `make parity` runs
-both. The exit code is 1 where a cell failed, and then nothing is written.
+The argument is pytest's JUnit XML of tests/gpu/models/test_models_table.py, and of the test that
+serves each architecture of GGUF; `make parity` runs all. The exit code is 1 where a cell failed; then
+nothing is written.
 """
 
 from __future__ import annotations
@@ -15,22 +16,29 @@ from xml.etree import ElementTree
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "models.md"
 COLUMNS = {"tokens": "tokens, prefix cache", "preempted": "preemption", "ranks": "two ranks",
-           "exact": "`--exact on`, CPU", "fp8": "FP8", "int8": "INT8", "int4": "INT4"}
+           "gguf": "GGUF", "exact": "`--exact on`, CPU", "fp8": "FP8", "int8": "INT8",
+           "int4": "INT4"}
 """Titles, by the tests' names for them."""
 BEGIN, END = "<!-- table: make parity -->", "<!-- end of the table -->"
 TEST = re.compile(r"test_cell\[(?P<column>\w+)-(?P<architecture>\w+)\]")
 
 
 def cells_in(report: Path) -> dict[str, dict[str, str]]:
-    """By class and column. A cell whose test did not pass is "failed"."""
+    """By class and column. A cell whose test did not pass is "failed"; a class that no test has in
+    a GGUF file is not served from one."""
     rows: dict[str, dict[str, str]] = {}
     for case in ElementTree.parse(report).iter("testcase"):
+        passed = case.find("failure") is None and case.find("error") is None
+        if (of_gguf := case.find("properties/property[@name='gguf']")) is not None:
+            row = rows.setdefault(str(of_gguf.get("value")), {})
+            row["gguf"] = row.get("gguf", "yes") if passed else "failed"
         if (named := TEST.fullmatch(case.get("name", ""))) is None:
             continue
         said = case.find("properties/property[@name='cell']")
-        passed = said is not None and case.find("failure") is None and case.find("error") is None
         rows.setdefault(named["architecture"], {})[named["column"]] = (
             str(said.get("value")) if said is not None and passed else "failed")
+    for row in rows.values():
+        row.setdefault("gguf", "-")
     return rows
 
 

@@ -26,7 +26,8 @@ TOWERS = {
 """Vision towers of classes that have another kind than Qwen's."""
 WIDE = {**dict.fromkeys(("OlmoeForCausalLM", "PhiForCausalLM", "StableLmForCausalLM",
                          "HeliumForCausalLM", "FalconForCausalLM", "PersimmonForCausalLM",
-                         "GPTNeoXForCausalLM"),
+                         "GPTNeoXForCausalLM", "GPT2LMHeadModel", "GPTBigCodeForCausalLM",
+                         "GPTJForCausalLM", "OPTForCausalLM"),
                         {"hidden_size": 128}),
         "Qwen2_5_VLForConditionalGeneration": {
             "hidden_size": 128, "rope_scaling": {"type": "mrope", "rope_type": "default",

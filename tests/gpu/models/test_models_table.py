@@ -115,4 +115,4 @@ def test_cell(column: str, architecture: str, tmp_path: Path,
 
 def test_table_names_every_class() -> None:
     assert names_in(PAGE.read_text()) == sorted(ARCHITECTURES)
-    assert list(COLUMNS) == list(CELLS)
+    assert [own for own in COLUMNS if own != "gguf"] == list(CELLS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -214,8 +215,11 @@ ALIASES = {"qwen2vl": "Qwen2ForCausalLM", "qwen3vl": "Qwen3ForCausalLM",
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_greedy_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
+def test_greedy_tokens_equal_transformers(
+    name: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     path, (architecture, options) = tmp_path / "tiny.gguf", CASES[name]
+    record_property("gguf", f"{architecture}ForCausalLM")
     _check(path, write_model(path, f"{architecture}ForCausalLM", "Q4_0", 3, **options))
 
 
