@@ -3,8 +3,8 @@
     python -m actorium.tools.models_table build/parity.xml
 
 The argument is pytest's JUnit XML of tests/gpu/models/test_models_table.py, and of the test that
-serves each architecture of GGUF; `make parity` runs all. The exit code is 1 where a cell failed; then
-nothing is written.
+serves each architecture of GGUF; `make parity` runs all. The exit code is 1 where a cell failed;
+then nothing is written.
 """
 
 from __future__ import annotations
