@@ -19,7 +19,7 @@ states (GatedDeltaNet), a row for each head."""
 IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore")
 """What lists the modules whose weights are not in FP8."""
 METHOD, FORMAT = "compressed-tensors", "float-quantized"
-INTEGER_METHODS = ("awq", "gptq")
+INTEGER_METHODS = ("awq", "gptq", "bitsandbytes")
 MXFP4 = "mxfp4"
 """Weights are numbers of 4 bits: see `quant_config.py`, too."""
 METHODS = {"awq_marlin": "awq", "gptq_marlin": "gptq"}
@@ -78,6 +78,8 @@ def quantization_config(raw: dict[str, Any]) -> Any:
     if not isinstance(found, dict):
         return found
     named = {field: found[old] for old, field in FIELDS.items() if old in found} | found
+    if "quant_method" not in found and (found.get("load_in_4bit") or found.get("load_in_8bit")):
+        return named | {"quant_method": INTEGER_METHODS[-1]}  # its first configs do not say
     method = named.get("quant_method")
     known = METHODS.get(method) if isinstance(method, str) else None
     return named | {"quant_method": known} if known else named
@@ -126,7 +128,8 @@ def fp8_shape(raw: dict[str, Any], where: Path) -> Fp8Shape | None:
         return Fp8Shape(size, tuple(MODEL_PREFIX.sub("model.", name) for name in modules))
     if method != "fp8":
         raise BadModel(f"{where}: {NAME}.quant_method: must be fp8, {METHOD}, {MXFP4}, "
-                       f"{' or '.join(INTEGER_METHODS)}, got {shown(method)}")
+                       f"{', '.join(INTEGER_METHODS[:-1])} or {INTEGER_METHODS[-1]}, "
+                       f"got {shown(method)}")
     if block is not None and block != [BLOCK, BLOCK]:
         raise BadModel(f"{where}: {NAME}.weight_block_size: only [{BLOCK}, {BLOCK}] is supported, "
                        f"got {shown(block)}")

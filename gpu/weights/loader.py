@@ -23,7 +23,7 @@ from actorium.actors.models.gguf_folder import gguf_source
 from actorium.actors.models.model_dir import read_json
 from actorium.actors.models.model_files import INDEX, MAX_INDEX, SINGLE, check_file, unindexed_files
 from actorium.gpu.families.fp8_config import Fp8Shape
-from actorium.gpu.families.quant_config import StoredWeights
+from actorium.gpu.families.stored_weights import StoredWeights
 from actorium.gpu.families.tensor_names import Renames
 from actorium.gpu.families.tensor_specs import EMBED_AND_HEAD, TensorSpec, held_format
 from actorium.gpu.families.weight_formats import ONLINE, GroupedShape
@@ -43,6 +43,7 @@ from actorium.gpu.weights.online_quantisation import quantised_lazily
 from actorium.gpu.weights.safetensors_reader import DeviceReader, Wanted, mapped, unreadable
 from actorium.gpu.weights.sliced_tensors import RankSlices
 from actorium.gpu.weights.stored_codes import StoredModule, StoredParts, orders_beyond_plan
+from actorium.gpu.weights.table_codes import TableModule
 from actorium.kernels.grouped_rows import ROWS
 from actorium.kernels.scaled_linear import dequantise, dequantise_rows, pack
 
@@ -317,7 +318,7 @@ class TensorIntake:
                 if apart:
                     drop_pages(tensor)
 
-    def _add_module(self, module: StoredModule) -> None:
+    def _add_module(self, module: StoredModule | TableModule) -> None:
         name = f"{module.module}.weight"
         if self.grouped is None:
             spec = self.specs.get(name)
