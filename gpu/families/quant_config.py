@@ -19,6 +19,7 @@ from actorium.gpu.families.fp8_config import (
     KEPT_UNQUANTISED,
     METHOD,
     MODEL_PREFIX,
+    MODELOPT,
     MXFP4,
     NAME,
     quantization_config,
@@ -29,6 +30,9 @@ from actorium.gpu.families.stored_weights import (
     BNB_INT8,
     BNB_NF4,
     HEAD,
+    MXFP4_PACKED,
+    NVFP4,
+    NVFP4_MODELOPT,
     ModuleNames,
     StoredWeight,
     StoredWeights,
@@ -42,8 +46,10 @@ from actorium.gpu.families.tensor_specs import EMBED, TensorSpec
 from actorium.gpu.families.weight_formats import ONLINE, GroupedShape, WeightFormat
 
 AWQ, GPTQ, BITSANDBYTES = INTEGER_METHODS
-PACKED, INTEGERS, NAIVE, MIXED = INTEGER_FORMATS
+PACKED, INTEGERS, NAIVE, MIXED = INTEGER_FORMATS[:4]
 LINEAR, PATTERN = "Linear", "re:"
+E2M1_GROUPS = {NVFP4: 16, NVFP4_MODELOPT: 16, MXFP4_PACKED: 32}
+"""Columns that share a scale."""
 BLOCKS = "modules_in_block_to_quantize"
 LISTED = "modules_to_not_convert"
 SKIPPED, STORAGE = "llm_int8_skip_modules", "bnb_4bit_quant_storage"
@@ -74,6 +80,8 @@ def stored_weights(raw: dict[str, Any], where: Path) -> StoredWeights | None:
         return _gptq(get)
     if method == BITSANDBYTES:
         return _bitsandbytes(get)
+    if method == MODELOPT and found.get("quant_algo") == "NVFP4":
+        return _modelopt(get)
     if method == MXFP4:
         return _mxfp4(get, architecture(raw))
     if method == METHOD and found.get("format") in INTEGER_FORMATS:
@@ -164,6 +172,20 @@ def _mxfp4(get: Fields, name: str) -> StoredWeights:
     return StoredWeights(MXFP4, None, ((ModuleNames(parts=(".experts.",)), own),))
 
 
+# --- ModelOpt ------------------------------------------------------------------------------------
+
+def _modelopt(get: Fields) -> StoredWeights:
+    group = E2M1_GROUPS[NVFP4_MODELOPT]
+    if get.raw.get("group_size", group) != group:
+        raise get.bad("group_size", f"must be {group}, got {shown(get.raw['group_size'])}")
+    names = listed_names(get, "ignore")
+    left = _module_names(get, "ignore", (
+        f"{PATTERN}{name.replace('.', chr(92) + '.').replace('*', '.*')}$" if "*" in name else name
+        for name in names))
+    left = left._replace(parts=tuple(f".{name}." for name in names if "*" not in name))
+    return StoredWeights(MODELOPT, StoredWeight(NVFP4_MODELOPT, 4, group, True), ((left, None),))
+
+
 # --- compressed-tensors --------------------------------------------------------------------------
 
 def _compressed(get: Fields) -> StoredWeights:
@@ -201,12 +223,15 @@ def _compressed(get: Fields) -> StoredWeights:
 def _compressed_weight(get: Fields, outer: object) -> StoredWeight:
     """How the modules of a group are stored. outer: the format of all groups."""
     form = get.raw.get("format") or outer
-    if form not in (PACKED, INTEGERS, NAIVE):
-        raise get.bad("format", f"must be {PACKED} or {INTEGERS}, got {shown(form)}")
+    if form not in (PACKED, INTEGERS, NAIVE, NVFP4, MXFP4_PACKED):
+        raise get.bad("format", f"must be {PACKED}, {INTEGERS}, {NVFP4} or {MXFP4_PACKED}, got "
+                      f"{shown(form)}")
     weights, inputs = get.raw.get("weights"), get.raw.get("input_activations")
     if not isinstance(weights, dict):
         raise get.bad("weights", f"must be an object, got {shown(weights)}")
     own = Fields(weights, get.where, f"{get.prefix}weights.")
+    if form in (NVFP4, MXFP4_PACKED):
+        return _float_weight(get, own, form)
     if weights.get("type", "int") != "int":
         raise own.bad("type", f"must be int (float only where the format of all is {FORMAT}), "
                       f"got {shown(weights['type'])}")
@@ -224,6 +249,22 @@ def _compressed_weight(get: Fields, outer: object) -> StoredWeight:
     return StoredWeight(PACKED if form == PACKED else INTEGERS, bits, group,
                         flag(own, "symmetric", True),
                         bool(group) and order in (True, "group", "dynamic"))
+
+
+def _float_weight(get: Fields, weights: Fields, layout: str) -> StoredWeight:
+    """How the modules of a group are stored whose numbers are e2m1."""
+    group = E2M1_GROUPS[layout]
+    for name, wanted in (("num_bits", 4), ("type", "float"), ("symmetric", True),
+                         ("group_size", group)):
+        if weights.raw.get(name, wanted) != wanted:
+            raise weights.bad(name, f"must be {wanted} in {layout}, got "
+                              f"{shown(weights.raw[name])}")
+    inputs = get.raw.get("input_activations")
+    if inputs is not None and not (isinstance(inputs, dict) and inputs.get("type") == "float"):
+        raise get.bad("input_activations", f"must be null, or float, got {shown(inputs)}")
+    if get.raw.get("output_activations") is not None:
+        raise get.bad("output_activations", "must be null")
+    return StoredWeight(layout, 4, group, True)
 
 
 def _check_inputs(get: Fields, inputs: object) -> None:

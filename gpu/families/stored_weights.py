@@ -21,7 +21,9 @@ IMAGES = "language_model"
 HEAD = "lm_head"
 BNB_INT8, BNB_NF4, BNB_FP4 = "bnb-int8", "bnb-nf4", "bnb-fp4"
 """Layouts of bitsandbytes: whole numbers, and codes of two tables of 16 numbers."""
-LOOKED_UP = {BNB_NF4: 8, BNB_FP4: 8}
+NVFP4, NVFP4_MODELOPT, MXFP4_PACKED = "nvfp4-pack-quantized", "nvfp4", "mxfp4-pack-quantized"
+"""Layouts of numbers in e2m1: of compressed-tensors, ModelOpt, and compressed-tensors again."""
+LOOKED_UP = {BNB_NF4: 8, BNB_FP4: 8, NVFP4: 5, NVFP4_MODELOPT: 5, MXFP4_PACKED: 5}
 """Layouts whose codes of 4 bits are indices of a table, and the bits of whole numbers that take
 their places in memory."""
 MAX_PARTS = 10_000

@@ -44,7 +44,7 @@ from actorium.gpu.families.stored_weights import (
 from actorium.gpu.families.tensor_specs import TensorSpec, stacks
 from actorium.gpu.weights.lazy_tensors import INPUT_ORDER, drop_pages
 from actorium.gpu.weights.mxfp4 import StackedExperts4
-from actorium.gpu.weights.table_codes import BNB_PARTS, TableModule
+from actorium.gpu.weights.table_codes import BNB_PARTS, E2M1_PARTS, TableModule
 from actorium.kernels.grouped_rows import Grouped, RowFormat, pack_rows
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -59,7 +59,7 @@ PARTS = {
     INTEGERS: ("weight", "weight_scale", "weight_zero_point"),
     MXFP4: ("blocks", "scales"),
     BNB_INT8: ("weight", "SCB", "weight_zero_point", "weight_format"),
-    BNB_NF4: BNB_PARTS, BNB_FP4: BNB_PARTS,
+    BNB_NF4: BNB_PARTS, BNB_FP4: BNB_PARTS, **E2M1_PARTS,
 }
 """By layout: what the names of a module's tensors end with. Codes, scales and zeros come first;
 zeros may be absent where weights are symmetric, what lies behind them always."""

@@ -8,6 +8,11 @@ table; `weight.quant_state.bitsandbytes__nf4` u8, JSON. With double quantisation
 u8, indices of `weight.nested_absmax`'s table, `weight.nested_quant_map` f32[256]: a scale is
 `nested_quant_map[absmax] * nested_absmax[of 256 scales] + nested_offset` (of the JSON).
 
+Numbers in e2m1, two a byte, the first in the lower bits. compressed-tensors' NVFP4: `weight_packed`
+u8[N, K / 2]; `weight_scale` e4m3[N, K / 16], and `weight_global_scale` f32, by which these are
+divided. ModelOpt's: `weight`, `weight_scale`, and `weight_scale_2` f32, by which they are
+multiplied. compressed-tensors' MXFP4: `weight_packed`; `weight_scale` u8[N, K / 32], in e8m0.
+
 Kernels multiply by whole numbers. So in memory a code is the table's number in units of a part of
 it, which is rounded where the table is no ladder.
 """
@@ -22,17 +27,30 @@ import torch
 from torch import Tensor
 
 from actorium.actors.errors import BadModel, shown
-from actorium.gpu.families.stored_weights import BNB_FP4, BNB_NF4, StoredWeight
+from actorium.gpu.families.stored_weights import (
+    BNB_FP4,
+    BNB_NF4,
+    MXFP4_PACKED,
+    NVFP4,
+    NVFP4_MODELOPT,
+    StoredWeight,
+)
 from actorium.gpu.weights.lazy_tensors import drop_pages
-from actorium.kernels.grouped_rows import Grouped, RowFormat, pack_rows
+from actorium.gpu.weights.mxfp4 import NO_NUMBER
+from actorium.kernels.grouped_rows import FP4_LEVELS, Grouped, RowFormat, pack_rows, powers
 
-UNITS = {BNB_NF4: 112, BNB_FP4: 120}
-"""Units in 1. Of NF4 the number below 128 that leaves the least error: 0.17 % of a group's largest
-number, 0.39 % at most. In 1/120 all numbers of FP4 are whole but the smallest, 0.0052."""
+UNITS = {BNB_NF4: 112, BNB_FP4: 120, NVFP4: 2, NVFP4_MODELOPT: 2, MXFP4_PACKED: 2}
+"""Units in 1. Numbers in e2m1 are whole halves. Of NF4 the number below 128 that leaves the least
+error: 0.17 % of a group's largest number, 0.39 % at most. In 1/120 all numbers of FP4 are whole but
+the smallest, 0.0052."""
 STATE = {BNB_NF4: "weight.quant_state.bitsandbytes__nf4",
          BNB_FP4: "weight.quant_state.bitsandbytes__fp4"}
 NESTED = ("weight.nested_absmax", "weight.nested_quant_map")
 BNB_PARTS = ("weight", "weight.absmax", "weight.quant_map", *NESTED, *STATE.values())
+E2M1_PARTS = {NVFP4: ("weight_packed", "weight_scale", "weight_global_scale"),
+              NVFP4_MODELOPT: ("weight", "weight_scale", "weight_scale_2"),
+              MXFP4_PACKED: ("weight_packed", "weight_scale")}
+"""Codes, scales, and the scale of all scales."""
 NESTED_BLOCK, MAX_STATE = 256, 10_000
 """Scales that share one; bytes of JSON."""
 
@@ -53,7 +71,10 @@ class TableModule:
         self.even = self.ins % how.group == 0
         """Each row has whole groups, so that the weight can be rows."""
         self._offset = 0.0
-        self._check_bnb()
+        if how.layout in E2M1_PARTS:
+            self._check_e2m1()
+        else:
+            self._check_bnb()
 
     def rows(self) -> Tensor:
         """i8[N, ...] as `pack_rows` gives them. Raises `BadModel`."""
@@ -91,12 +112,43 @@ class TableModule:
         if self.mapped:
             for own in self.parts.values():
                 drop_pages(own)
-        scales, table = self._bnb_scales(parts), parts["weight.quant_map"]
+        e2m1 = E2M1_PARTS.get(self.how.layout)
+        if e2m1 is None:
+            scales, table = self._bnb_scales(parts), parts["weight.quant_map"]
+            packed = parts["weight"].flatten()
+        else:
+            scales, table = self._e2m1_scales(parts), torch.tensor(FP4_LEVELS, device=self.device)
+            packed = parts[e2m1[0]].flatten()
         if not bool(scales.isfinite().all()):
-            raise self._bad("weight.absmax", "holds a scale that is not a finite number")
-        packed = parts["weight"].flatten()
-        codes = torch.stack((packed >> 4, packed & 15), -1).flatten()
-        return codes[:self.outs * self.ins], scales, table
+            raise self._bad("weight.absmax" if e2m1 is None else e2m1[1],
+                            "holds a scale that is not a finite number")
+        halves = (packed >> 4, packed & 15) if e2m1 is None else (packed & 15, packed >> 4)
+        return torch.stack(halves, -1).flatten()[:self.outs * self.ins], scales, table
+
+    # --- e2m1 ------------------------------------------------------------------------------------
+
+    def _check_e2m1(self) -> None:
+        names, group = E2M1_PARTS[self.how.layout], self.how.group
+        if self.ins % group:
+            raise self._bad(names[0], f"has {self.ins} columns, which are not groups of {group}")
+        scale = torch.uint8 if len(names) == 2 else torch.float8_e4m3fn
+        for part, dtype, columns in ((names[0], torch.uint8, self.ins // 2),
+                                     (names[1], scale, self.ins // group)):
+            own, wanted = self._require(part, dtype, self.outs * columns), [self.outs, columns]
+            if list(own.shape) != wanted:
+                raise self._bad(part, f"has shape {shown(list(own.shape))}, the config asks for "
+                                f"{wanted}")
+        if len(names) > 2:
+            self._require(names[2], torch.float32, 1)
+
+    def _e2m1_scales(self, parts: Mapping[str, Tensor]) -> Tensor:
+        _, name, *outer = E2M1_PARTS[self.how.layout]
+        if not outer:
+            if bool((parts[name] == NO_NUMBER).any()):
+                raise self._bad(name, "holds a scale that is not a number")
+            return powers(parts[name]).flatten()
+        scales, whole = parts[name].float().flatten(), parts[outer[0]].flatten()
+        return scales * whole if self.how.layout == NVFP4_MODELOPT else scales / whole
 
     # --- bitsandbytes ----------------------------------------------------------------------------
 

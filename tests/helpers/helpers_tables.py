@@ -1,6 +1,6 @@
-"""Checkpoints whose codes of 4 bits are indices of a table (bitsandbytes' NF4 and FP4), and its
-LLM.int8, written from the formats' descriptions alone, beside twins that hold what their weights
-stand for."""
+"""Checkpoints whose codes of 4 bits are indices of a table (bitsandbytes' NF4 and FP4, NVFP4 and
+MXFP4 of compressed-tensors and ModelOpt), and LLM.int8, written from the formats' descriptions
+alone, beside twins that hold what their weights stand for."""
 
 from __future__ import annotations
 
@@ -64,6 +64,56 @@ def bnb_8bit(weight: Tensor) -> Made:
             }, codes.float() * largest[:, None] / 127
 
 
+E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def in_e2m1(weight: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """(u8[N, K / 2], what it stands for), with these scales of groups."""
+    parts = weight.float().unflatten(-1, (scales.shape[1], -1)) / scales.unsqueeze(-1)
+    codes = nearest(parts.abs(), E2M1)
+    wide = (E2M1[codes.int()] * parts.sign() * scales.unsqueeze(-1)).flatten(-2)
+    codes = (codes | parts.signbit().to(torch.uint8) << 3).flatten(-2)
+    return codes[:, ::2] | codes[:, 1::2] << 4, wide
+
+
+def nvfp4(weight: Tensor, modelopt: bool) -> Made:
+    whole = weight.float().abs().max() / 448 / 6
+    largest = weight.float().unflatten(-1, (-1, 16)).abs().amax(-1)
+    scales = (largest / 6 / whole).to(torch.float8_e4m3fn)
+    packed, meant = in_e2m1(weight, scales.float() * whole)
+    if modelopt:
+        return {"weight": packed, "weight_scale": scales, "weight_scale_2": whole,
+                "input_scale": torch.tensor(0.1)}, meant
+    return {"weight_packed": packed, "weight_scale": scales,
+            "weight_global_scale": (1 / whole).view(1)}, meant
+
+
+def mxfp4(weight: Tensor) -> Made:
+    largest = weight.float().unflatten(-1, (-1, 32)).abs().amax(-1)
+    powers = largest.log2().floor() - 2
+    packed, meant = in_e2m1(weight, powers.exp2())
+    return {"weight_packed": packed, "weight_scale": (powers + 127).to(torch.uint8)}, meant
+
+
+def float_config(layout: str, **weights: Any) -> dict[str, Any]:
+    """Of compressed-tensors."""
+    nv = layout.startswith("nv")
+    numbers = {"num_bits": 4, "type": "float", "symmetric": True, "dynamic": False,
+               "strategy": "tensor_group" if nv else "group", "group_size": 16 if nv else 32}
+    group = {"targets": ["Linear"], "weights": {**numbers, **weights}, "format": layout,
+             "input_activations": {**numbers, "dynamic": "local" if nv else True},
+             "output_activations": None}
+    return {"quant_method": "compressed-tensors", "format": layout, "ignore": ["lm_head"],
+            "quantization_status": "compressed", "config_groups": {"group_0": group}}
+
+
+def modelopt_config(**fields: Any) -> dict[str, Any]:
+    return {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"],
+            "producer": {"name": "modelopt", "version": "0.33.0"}, "kv_cache_scheme": None,
+            "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 16},
+                                          "targets": ["Linear"]}}, **fields}
+
+
 def bnb_config(**fields: Any) -> dict[str, Any]:
     return {"quant_method": "bitsandbytes", "load_in_8bit": False, "load_in_4bit": False,
             "_load_in_4bit": False, "llm_int8_threshold": 6.0, "llm_int8_skip_modules": None,
@@ -78,7 +128,14 @@ KINDS: dict[str, Written] = {
         bnb_config(load_in_4bit=True, bnb_4bit_quant_type=kind, bnb_4bit_use_double_quant=nested))
        for kind in TABLES for nested in (False, True)},
     "int8": (bnb_8bit, bnb_config(load_in_8bit=True)),
+    "nvfp4": (lambda weight: nvfp4(weight, False), float_config("nvfp4-pack-quantized")),
+    "mxfp4": (mxfp4, float_config("mxfp4-pack-quantized")),
+    "modelopt": (lambda weight: nvfp4(weight, True), modelopt_config()),
 }
+
+
+ANY_COLUMNS = dict.fromkeys(("int8", "nf4", "nf4, nested", "fp4", "fp4, nested"), 1)
+"""Kinds in which a row need not be whole groups."""
 
 
 def write_tables(source: Path, path: Path, twin: Path, kind: str,
@@ -89,7 +146,7 @@ def write_tables(source: Path, path: Path, twin: Path, kind: str,
     tensors = load_file(source / SINGLE)
     held, wide = dict(tensors), dict(tensors)
     for name, weight in tensors.items():
-        if PROJECTION.search(name) is None:
+        if PROJECTION.search(name) is None or weight.shape[1] % ANY_COLUMNS.get(kind, 32):
             continue
         own, meant = make(weight)
         del held[name]

@@ -1,4 +1,5 @@
-"""Checkpoints of bitsandbytes: as their dequantised twins in transformers."""
+"""Checkpoints of bitsandbytes, and in NVFP4 and MXFP4 of compressed-tensors and ModelOpt: as their
+dequantised twins in transformers, and as the libraries dequantise them."""
 
 from __future__ import annotations
 
@@ -11,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 from helpers_deepseek import write_deepseek
-from helpers_fp8 import SINGLE
+from helpers_fp8 import SINGLE, write_twins
 from helpers_hybrid import NEXT, write_hybrid
 from helpers_models import CPU, generated, load, oracle_logits, write_checkpoint
 from helpers_pairs import pairs
 from helpers_quantised import PROMPT, logits, off, told_of
-from helpers_tables import KINDS, bnb_4bit, bnb_8bit, write_tables
+from helpers_tables import KINDS, bnb_4bit, bnb_8bit, modelopt_config, write_tables
 from safetensors.torch import load_file, save_file
 from test_stored_checkpoints import greedy, held_by, served
 from transformers import AutoModelForCausalLM
@@ -125,6 +126,70 @@ def test_bitsandbytes_in_8_bits_itself() -> None:
     made, meant = bnb_8bit(weight.half())
     assert torch.equal(made["weight"], codes) and torch.allclose(made["SCB"], largest)
     assert torch.allclose(meant, functional.int8_vectorwise_dequant(codes, largest))
+
+
+@pytest.mark.parametrize("layout", ["nvfp4-pack-quantized", "mxfp4-pack-quantized"])
+def test_compressed_tensors_itself(layout: str) -> None:
+    """As its own compressor dequantises the same tensors."""
+    compressors = pytest.importorskip("compressed_tensors.compressors")
+    schemes = pytest.importorskip("compressed_tensors.quantization")
+    parts, meant = KINDS[layout[:5]][0](
+        torch.randn(48, 96, generator=torch.Generator().manual_seed(2)))
+    scheme = schemes.QuantizationScheme.model_validate(
+        KINDS[layout[:5]][1]["config_groups"]["group_0"])
+    own = TableModule("m", StoredWeight(layout, 4, 16 if "nv" in layout else 32, True), parts,
+                      (48, 96), CPU)
+    want = compressors.BaseCompressor.get_value_from_registry(layout).decompress(
+        dict(parts), scheme)["weight"].float()
+    dense = own.dense(torch.float32)
+    assert float((dense - want).abs().max()) < 0.01 * float(want.abs().max())
+    assert torch.allclose(dense, meant, rtol=1e-6, atol=1e-7)
+    held = dequantise_grouped(unpack_rows(own.rows()), torch.float32)
+    assert torch.allclose(held, dense, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("algorithm", ["NVFP4", "FP8"])
+def test_modelopt(tmp_path: Path, algorithm: str, apart: bool) -> None:
+    """Its config in config.json, or in a file of its own as its first checkpoints have it."""
+    write_checkpoint(tmp_path / "plain", hidden_size=128, intermediate_size=256)
+    if algorithm == "FP8":
+        write_twins(tmp_path / "plain", tmp_path / "own", tmp_path / "twin", False)
+    else:
+        write_tables(tmp_path / "plain", tmp_path / "own", tmp_path / "twin", "modelopt")
+    config = json.loads((tmp_path / "own" / "config.json").read_text())
+    fields = modelopt_config(quant_algo=algorithm, ignore=["lm_head", "model.layers.9*"])
+    if apart:
+        del config["quantization_config"]
+        (tmp_path / "own" / "hf_quant_config.json").write_text(json.dumps({
+            "producer": {"name": "modelopt"}, "quantization": {
+                "quant_algo": algorithm, "kv_cache_quant_algo": None, "group_size": 16,
+                "exclude_modules": ["lm_head", "model.layers.9*"]}}))
+    else:
+        config["quantization_config"] = fields
+    (tmp_path / "own" / "config.json").write_text(json.dumps(config))
+    want = logits(served(tmp_path / "twin"))
+    for asked in ("auto", "modelopt", "none"):
+        assert off(logits(served(tmp_path / "own", asked)), want) < 1e-4
+    assert main(["plan", str(tmp_path / "own"), "--json"]) == 0
+
+
+@pytest.mark.parametrize(("kind", "end", "change", "why"), [
+    ("nvfp4", "weight_global_scale", None, "weight_global_scale is missing"),
+    ("nvfp4", "weight_scale", torch.zeros(256, 8), r"weight_scale is torch.float32 of shape \[256"),
+    ("nvfp4", "weight_packed", torch.zeros(64, 256, dtype=torch.uint8), r"has shape \[64, 256\]"),
+    ("nvfp4", "weight_global_scale", torch.zeros(1), "not a finite number"),
+    ("mxfp4", "weight_scale", torch.full((256, 4), 255, dtype=torch.uint8), "not a number"),
+    ("modelopt", "weight_scale_2", None, "weight_scale_2 is missing")])
+def test_what_is_wrong_in_e2m1_is_named(tmp_path: Path, kind: str, end: str, change: Any,
+                                        why: str) -> None:
+    write_checkpoint(tmp_path / "plain", hidden_size=128, intermediate_size=256)
+    held = write_tables(tmp_path / "plain", tmp_path / "own", tmp_path / "twin", kind)
+    name = f"model.layers.1.mlp.up_proj.{end}"
+    del held[name]
+    save_file(held | ({} if change is None else {name: change}), tmp_path / "own" / SINGLE)
+    with pytest.raises(BadModel, match=f"model.layers.1.mlp.up_proj.*{why}"):
+        served(tmp_path / "own", "none")
 
 
 @pytest.mark.parametrize(("end", "change", "why"), [
