@@ -4,6 +4,7 @@ dequantised twins in transformers, and as the libraries dequantise them."""
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -172,6 +173,19 @@ def test_modelopt(tmp_path: Path, algorithm: str, apart: bool) -> None:
     for asked in ("auto", "modelopt", "none"):
         assert off(logits(served(tmp_path / "own", asked)), want) < 1e-4
     assert main(["plan", str(tmp_path / "own"), "--json"]) == 0
+
+
+def test_scales_of_which_the_config_says_nothing(tmp_path: Path) -> None:
+    """Weights in FP8 are not served as if they had none."""
+    write_checkpoint(tmp_path / "plain")
+    held = write_twins(tmp_path / "plain", tmp_path / "own", tmp_path / "twin", False)
+    shutil.copy(tmp_path / "plain" / "config.json", tmp_path / "own")
+    for asked in ("auto", "none", "int8", "fp8"):
+        with pytest.raises(BadModel, match="proj.weight is in FP8 .* no quantization_config"):
+            served(tmp_path / "own", asked)
+    save_file({name: own for name, own in held.items() if not name.endswith("_scale")},
+              tmp_path / "own" / SINGLE)
+    assert logits(served(tmp_path / "own")).isfinite().all(), "no scales: numbers as they are"
 
 
 @pytest.mark.parametrize(("kind", "end", "change", "why"), [
