@@ -51,6 +51,8 @@ E2M1_PARTS = {NVFP4: ("weight_packed", "weight_scale", "weight_global_scale"),
               NVFP4_MODELOPT: ("weight", "weight_scale", "weight_scale_2"),
               MXFP4_PACKED: ("weight_packed", "weight_scale")}
 """Codes, scales, and the scale of all scales."""
+AT_ONCE = 1 << 18
+"""Bytes that are looked up at once: their indices stay in a processor's cache."""
 NESTED_BLOCK, MAX_STATE = 256, 10_000
 """Scales that share one; bytes of JSON."""
 
@@ -78,18 +80,19 @@ class TableModule:
 
     def rows(self) -> Tensor:
         """i8[N, ...] as `pack_rows` gives them. Raises `BadModel`."""
-        codes, scales, table = self._opened()
+        packed, scales, table = self._opened()
         held, unit = self.how.held, UNITS[self.how.layout]
         form = RowFormat(held.bits, held.group, False, 1 << held.bits - 1)
         ladder = ((table * unit).round() + form.zero).to(torch.uint8)
-        return pack_rows(Grouped(ladder[codes.int()].view(self.outs, self.ins),
+        return pack_rows(Grouped(self._looked_up(packed, ladder).view(self.outs, self.ins),
                                  scales.view(self.outs, -1) / unit, None, form))
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """The weight, [N, K], computed in f32 and rounded once. Raises `BadModel`."""
-        codes, scales, table = self._opened()
-        wide = scales.repeat_interleave(self.how.group)[:codes.numel()]
-        return (table[codes.int()] * wide).view(self.outs, self.ins).to(dtype)
+        packed, scales, table = self._opened()
+        numbers = self._looked_up(packed, table)
+        numbers *= scales.repeat_interleave(self.how.group)[:len(numbers)]
+        return numbers.view(self.outs, self.ins).to(dtype)
 
     # --- what is stored --------------------------------------------------------------------------
 
@@ -107,7 +110,8 @@ class TableModule:
         return own
 
     def _opened(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(codes u8[N * K], scales f32[groups], table f32[16]). Raises `BadModel`."""
+        """(u8[N * K / 2] of two codes each, scales f32[groups], table f32[16]). Raises
+        `BadModel`."""
         parts = {end: own.to(self.device, copy=self.mapped) for end, own in self.parts.items()}
         if self.mapped:
             for own in self.parts.values():
@@ -122,8 +126,17 @@ class TableModule:
         if not bool(scales.isfinite().all()):
             raise self._bad("weight.absmax" if e2m1 is None else e2m1[1],
                             "holds a scale that is not a finite number")
-        halves = (packed >> 4, packed & 15) if e2m1 is None else (packed & 15, packed >> 4)
-        return torch.stack(halves, -1).flatten()[:self.outs * self.ins], scales, table
+        return packed, scales, table
+
+    def _looked_up(self, packed: Tensor, table: Tensor) -> Tensor:
+        """What the codes stand for in a table: [N * K]."""
+        both = torch.arange(256, device=packed.device)
+        halves = (both & 15, both >> 4)
+        pairs = table[torch.stack(halves if self.how.layout in E2M1_PARTS else halves[::-1], -1)]
+        found = table.new_empty((len(packed), 2))
+        for at in range(0, len(packed), AT_ONCE):  # indices take four bytes each
+            found[at:at + AT_ONCE] = pairs[packed[at:at + AT_ONCE].int()]
+        return found.flatten()[:self.outs * self.ins]
 
     # --- e2m1 ------------------------------------------------------------------------------------
 
