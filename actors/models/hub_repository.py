@@ -34,7 +34,8 @@ from actorium.actors.models.template_files import FOLDER, SUFFIX
 
 CONFIG = "config.json"
 BESIDE = ("generation_config.json", "tokenizer.json", "tokenizer_config.json",
-          "special_tokens_map.json", "chat_template.jinja", "chat_template.json")
+          "special_tokens_map.json", "chat_template.jinja", "chat_template.json",
+          "hf_quant_config.json")
 """What an engine reads beside config.json and the weights."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _SAFE = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)

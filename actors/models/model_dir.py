@@ -143,8 +143,15 @@ _LEFT_OUT: dict[str, dict[str, Any]] = {
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """config.json of the model directory `path`. Raises `BadModel`."""
-    return read_json(path / "config.json")
+    """config.json of the model directory `path`, with what ModelOpt's first checkpoints say of
+    their weights in a file of its own. Raises `BadModel`."""
+    raw = read_json(path / "config.json")
+    found = read_json(path / "hf_quant_config.json", optional=True)
+    inner = found.get("quantization")
+    if raw.get("quantization_config") or not isinstance(inner, dict) or (
+            not inner.get("quant_algo")):
+        return raw
+    return {**raw, "quantization_config": {"quant_method": "modelopt", **inner}}
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:

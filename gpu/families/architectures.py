@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from actorium.actors.config.tree import MADE_BITS, STORED, Config
 from actorium.actors.errors import SHOWN, BadConfig, BadModel
 from actorium.actors.models.model_classes import MODEL_TYPES, architecture
-from actorium.actors.models.model_dir import read_json, within
+from actorium.actors.models.model_dir import read_config, within
 from actorium.gpu.families import layer_norm_config as ln
 from actorium.gpu.families import tensor_names as names
 from actorium.gpu.families.decoder_config import ConfigReader
@@ -268,7 +268,7 @@ def read_shape(path: Path, config: Config) -> ModelShape:
     if not path.is_dir():
         raise BadModel(f"{path}: no such directory")
     where, model, page = path / "config.json", config.model, config.memory.page_size
-    shape = shape_from_config(read_json(where), where, model.dtype, model.max_model_len,
+    shape = shape_from_config(read_config(path), where, model.dtype, model.max_model_len,
                               model.quantization, model.quantization_group,
                               model.quantization_head, model.language_model_only,
                               model.model_impl)

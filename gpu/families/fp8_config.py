@@ -19,15 +19,18 @@ states (GatedDeltaNet), a row for each head."""
 IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore")
 """What lists the modules whose weights are not in FP8."""
 METHOD, FORMAT = "compressed-tensors", "float-quantized"
-INTEGER_METHODS = ("awq", "gptq")
+INTEGER_METHODS = ("awq", "gptq", "bitsandbytes")
 MXFP4 = "mxfp4"
 """Weights are numbers of 4 bits: see `quant_config.py`, too."""
-METHODS = {"awq_marlin": "awq", "gptq_marlin": "gptq"}
+MODELOPT = "modelopt"
+"""NVIDIA's Model Optimizer: `quant_algo` says what weights are in."""
+METHODS = {"awq_marlin": "awq", "gptq_marlin": "gptq", "modelopt_fp4": MODELOPT}
 """Names of vLLM's for how it multiplies; the files are those of these methods."""
 FIELDS = {"w_bit": "bits", "q_group_size": "group_size"}
 """AutoAWQ's first names of them."""
-INTEGER_FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "mixed-precision")
-"""Of compressed-tensors. Weights in these and those are whole numbers: see `quant_config.py`."""
+INTEGER_FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "mixed-precision",
+                   "nvfp4-pack-quantized", "mxfp4-pack-quantized")
+"""Of compressed-tensors. Weights in these and those are held in codes: see `quant_config.py`."""
 PATTERN = re.compile(r"re:\.\*([A-Za-z_][\w\\.]{0,100})(\$?)")
 """Of names of modules: those that this one ends, or is a part of. No other is read: patterns of a
 file are not run."""
@@ -78,6 +81,16 @@ def quantization_config(raw: dict[str, Any]) -> Any:
     if not isinstance(found, dict):
         return found
     named = {field: found[old] for old, field in FIELDS.items() if old in found} | found
+    if "quant_method" not in found and (found.get("load_in_4bit") or found.get("load_in_8bit")):
+        return named | {"quant_method": INTEGER_METHODS[-1]}  # its first configs do not say
+    producer, inner = found.get("producer"), found.get("quantization")
+    if isinstance(inner, dict):
+        named |= inner  # as in hf_quant_config.json
+    if "exclude_modules" in named:
+        named |= {"ignore": named["exclude_modules"]}
+    if "quant_method" not in found and isinstance(producer, dict) and (
+            producer.get("name") == MODELOPT):
+        return named | {"quant_method": MODELOPT}
     method = named.get("quant_method")
     known = METHODS.get(method) if isinstance(method, str) else None
     return named | {"quant_method": known} if known else named
@@ -86,8 +99,12 @@ def quantization_config(raw: dict[str, Any]) -> Any:
 def otherwise_quantized(raw: dict[str, Any]) -> bool:
     """Whether the checkpoint of this config is quantised in a way that is not served."""
     found = quantization_config(raw)
-    return found is not None and not (isinstance(found, dict) and (
-        found.get("quant_method") in ("fp8", MXFP4, *INTEGER_METHODS) or _is_compressed(found)))
+    if not isinstance(found, dict):
+        return found is not None
+    method = found.get("quant_method")
+    if method == MODELOPT:
+        return found.get("quant_algo") not in ("FP8", "NVFP4")
+    return method not in ("fp8", MXFP4, *INTEGER_METHODS) and not _is_compressed(found)
 
 
 def unquantized(raw: dict[str, Any]) -> dict[str, Any]:
@@ -121,12 +138,15 @@ def fp8_shape(raw: dict[str, Any], where: Path) -> Fp8Shape | None:
     if method in (MXFP4, *INTEGER_METHODS) or (
             method == METHOD and found.get("format") in INTEGER_FORMATS):
         return None
+    if method == MODELOPT:
+        return _modelopt(found, where)
     if method == METHOD:
         size, modules = _compressed(found, where)
         return Fp8Shape(size, tuple(MODEL_PREFIX.sub("model.", name) for name in modules))
     if method != "fp8":
-        raise BadModel(f"{where}: {NAME}.quant_method: must be fp8, {METHOD}, {MXFP4}, "
-                       f"{' or '.join(INTEGER_METHODS)}, got {shown(method)}")
+        raise BadModel(f"{where}: {NAME}.quant_method: must be fp8, {METHOD}, {MXFP4}, {MODELOPT}, "
+                       f"{', '.join(INTEGER_METHODS[:-1])} or {INTEGER_METHODS[-1]}, "
+                       f"got {shown(method)}")
     if block is not None and block != [BLOCK, BLOCK]:
         raise BadModel(f"{where}: {NAME}.weight_block_size: only [{BLOCK}, {BLOCK}] is supported, "
                        f"got {shown(block)}")
@@ -140,6 +160,24 @@ def fp8_shape(raw: dict[str, Any], where: Path) -> Fp8Shape | None:
         raise BadModel(f"{where}: {NAME}: {' and '.join(IGNORED)} must list names")
     return Fp8Shape(BLOCK if block else 0,
                     tuple(MODEL_PREFIX.sub("model.", name) for name in names))
+
+
+# --- ModelOpt ------------------------------------------------------------------------------------
+
+def _modelopt(found: dict[str, Any], where: Path) -> Fp8Shape | None:
+    """None where weights are in NVFP4: see `quant_config.py`."""
+    algorithm = found.get("quant_algo")
+    if algorithm == "NVFP4":
+        return None
+    if algorithm != "FP8":
+        raise BadModel(f"{where}: {NAME}.quant_algo: must be NVFP4 or FP8, got {shown(algorithm)}")
+    names = found.get("ignore") or []
+    if not isinstance(names, list) or not all(
+            isinstance(one, str) and one.strip("*") and "*" not in one.strip("*") for one in names):
+        raise BadModel(f"{where}: {NAME}.ignore: must list names, with * before and behind them "
+                       f"alone, got {shown(names)}")
+    return Fp8Shape(0, tuple("*" * ("*" in one) + MODEL_PREFIX.sub("model.", one.strip("*"))
+                             for one in names))
 
 
 # --- compressed-tensors --------------------------------------------------------------------------

@@ -1,13 +1,12 @@
-"""Which weights are held in 4 to 8 bits: as `config.json` says of those that a checkpoint has as
-whole numbers (AWQ, GPTQ, the integer formats of compressed-tensors) or in MXFP4, as a GGUF file has
-them, and as `--quantization int8|int4` makes them at load."""
+"""Which weights are held in 4 to 8 bits: as `config.json` says of those that a checkpoint has in
+codes (AWQ, GPTQ, bitsandbytes, MXFP4, formats of compressed-tensors), as a GGUF file has them, and
+as `--quantization int8|int4` makes them at load."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from actorium.actors.errors import BadModel, shown
 from actorium.actors.models.gguf_config import GGUF
@@ -20,113 +19,50 @@ from actorium.gpu.families.fp8_config import (
     KEPT_UNQUANTISED,
     METHOD,
     MODEL_PREFIX,
+    MODELOPT,
     MXFP4,
     NAME,
     quantization_config,
 )
-from actorium.gpu.families.module_patterns import ModulePattern, parse_pattern
+from actorium.gpu.families.module_patterns import parse_pattern
+from actorium.gpu.families.stored_weights import (
+    BNB_FP4,
+    BNB_INT8,
+    BNB_NF4,
+    HEAD,
+    MXFP4_PACKED,
+    NVFP4,
+    NVFP4_MODELOPT,
+    ModuleNames,
+    StoredWeight,
+    StoredWeights,
+    checked_names,
+    chosen,
+    flag,
+    group_size,
+    listed_names,
+)
 from actorium.gpu.families.tensor_specs import EMBED, TensorSpec
 from actorium.gpu.families.weight_formats import ONLINE, GroupedShape, WeightFormat
 
-AWQ, GPTQ = INTEGER_METHODS
-PACKED, INTEGERS, NAIVE, MIXED = INTEGER_FORMATS
-GROUPS = (16, 32, 64, 128)
-"""Columns that share a scale in memory; a larger group of a file is several of the last."""
-IMAGES = "language_model"
-"""Where checkpoints of text and images have what this engine serves."""
-HEAD, LINEAR, PATTERN = "lm_head", "Linear", "re:"
+AWQ, GPTQ, BITSANDBYTES = INTEGER_METHODS
+PACKED, INTEGERS, NAIVE, MIXED = INTEGER_FORMATS[:4]
+LINEAR, PATTERN = "Linear", "re:"
+E2M1_GROUPS = {NVFP4: 16, NVFP4_MODELOPT: 16, MXFP4_PACKED: 32}
+"""Columns that share a scale."""
 BLOCKS = "modules_in_block_to_quantize"
 LISTED = "modules_to_not_convert"
+SKIPPED, STORAGE = "llm_int8_skip_modules", "bnb_4bit_quant_storage"
+BLOCK_4BIT = 64
+"""Numbers of a weight of bitsandbytes that share a scale, one behind the other."""
 LAYOUT, GPTQ_V2 = "checkpoint_format", "gptq_v2"
-MAX_NAMES, MAX_PARTS, MAX_PATTERNS = 100_000, 10_000, 64
-"""Of modules in a list; of parts of names and of patterns, each of which is asked for every
-module."""
+MAX_NAMES, MAX_PATTERNS = 100_000, 64
+"""Of modules in a list; of patterns, each of which is asked for every module."""
 GROUP = 32
 """Columns that share a scale, by default."""
 STACKED_FP4 = "GptOssForCausalLM"
 """The class whose checkpoints have experts in MXFP4."""
 HEAD_BITS = {"auto": 8, "int8": 8, "int4": 4}
-
-
-class StoredWeight(NamedTuple):
-    """How the files have a weight."""
-
-    layout: str
-    """AWQ, GPTQ, GPTQ_V2, PACKED, INTEGERS or MXFP4: which tensors it has, and what is in them."""
-    bits: int
-    """Of a code: 4 or 8."""
-    group: int
-    """Columns that share a scale; 0: all of a row do."""
-    symmetric: bool
-    """No zero-points: all are the middle code."""
-    ordered: bool = False
-    """A group's columns may lie anywhere in a row (act-order)."""
-
-    @property
-    def held(self) -> WeightFormat:
-        """The format in memory."""
-        return WeightFormat(self.bits, min(self.group, GROUPS[-1]), not self.symmetric,
-                            self.layout == MXFP4)
-
-    def held_of(self, columns: int) -> WeightFormat | None:
-        """That of a weight of so many columns; None where they are not whole groups."""
-        own = self.held
-        return own if columns % max(1, self.group) == 0 and own.takes(columns) else None
-
-
-class ModuleNames(NamedTuple):
-    """Some of a model's modules."""
-
-    names: frozenset[str] = frozenset()
-    """Of a module, or of what it is a part of."""
-    patterns: tuple[ModulePattern, ...] = ()
-    parts: tuple[str, ...] = ()
-    """Of a module's name."""
-
-    def has(self, module: str) -> bool:
-        """Whether this one is among them. module: its name in checkpoints of the language model
-        alone; patterns may mean that of one with images."""
-        dots = [i for i, char in enumerate(module) if char == "."]
-        if module in self.names or any(module[:i] in self.names for i in dots):
-            return True
-        if any(part in module for part in self.parts):
-            return True
-        return any(pattern.matches(name) for pattern in self.patterns
-                   for name in _spellings(module, IMAGES in pattern.text))
-
-
-def _spellings(module: str, images: bool) -> tuple[str, ...]:
-    """The names that a module has in checkpoints of text, and of text and images."""
-    if not images:
-        return (module,)
-    inner = module.removeprefix("model.")
-    return module, f"{IMAGES}.{module}", f"model.{IMAGES}.{inner}"
-
-
-class StoredWeights(NamedTuple):
-    """How the files have the weights of all modules."""
-
-    source: str
-    """The method: AWQ, GPTQ, or compressed-tensors."""
-    default: StoredWeight | None
-    """Of what no rule is about; None: not quantised."""
-    rules: tuple[tuple[ModuleNames, StoredWeight | None], ...]
-    """The first that has a module is about it."""
-
-    def of(self, module: str) -> StoredWeight | None:
-        """How this module's weight is stored, if it is quantised at all."""
-        return next((how for names, how in self.rules if names.has(module)), self.default)
-
-    def held(self, specs: Iterable[TensorSpec]) -> GroupedShape:
-        """The formats of these tensors in memory. Those of embeddings are left as they are."""
-        found = [(spec, self.of(spec.module)) for spec in specs
-                 if spec.projection is not None or spec.module == HEAD]
-        formats = {spec.module: how and how.held_of(spec.shape[1]) for spec, how in found}
-        default, = next(iter(Counter(formats.values()).most_common(1)), (None,))[:1]
-        apart = tuple((module, form) for module, form in formats.items()
-                      if form != default or module == HEAD and form is not None)
-        return GroupedShape(self.source, default, apart,
-                            any(how is not None and how.ordered for _, how in found))
 
 
 def stored_weights(raw: dict[str, Any], where: Path) -> StoredWeights | None:
@@ -142,6 +78,10 @@ def stored_weights(raw: dict[str, Any], where: Path) -> StoredWeights | None:
         return _awq(get)
     if method == GPTQ:
         return _gptq(get)
+    if method == BITSANDBYTES:
+        return _bitsandbytes(get)
+    if method == MODELOPT and found.get("quant_algo") == "NVFP4":
+        return _modelopt(get)
     if method == MXFP4:
         return _mxfp4(get, architecture(raw))
     if method == METHOD and found.get("format") in INTEGER_FORMATS:
@@ -165,16 +105,16 @@ def _awq(get: Fields) -> StoredWeights:
     version = str(get.raw.get("version", "gemm")).lower()
     if version != "gemm":
         raise get.bad("version", f"only gemm is supported, got {shown(version)}")
-    _chosen(get, "bits", (4,))
-    own = StoredWeight(AWQ, 4, _group(get, "group_size"), not _flag(get, "zero_point", True))
-    left = ModuleNames(frozenset({HEAD}), (), _names(get, LISTED))
+    chosen(get, "bits", (4,))
+    own = StoredWeight(AWQ, 4, group_size(get, "group_size"), not flag(get, "zero_point", True))
+    left = ModuleNames(frozenset({HEAD}), (), listed_names(get, LISTED))
     return StoredWeights(AWQ, own, ((left, None),))
 
 
 # --- GPTQ ----------------------------------------------------------------------------------------
 
 def _gptq(get: Fields) -> StoredWeights:
-    bits = _chosen(get, "bits", (4, 8))
+    bits = chosen(get, "bits", (4, 8))
     layout = get.raw.get(LAYOUT) or GPTQ
     if layout not in (GPTQ, GPTQ_V2) or get.raw.get("is_marlin_format"):
         raise get.bad(LAYOUT, f"must be {GPTQ} or {GPTQ_V2}, got "
@@ -184,19 +124,42 @@ def _gptq(get: Fields) -> StoredWeights:
                       f"got {shown(get.raw['dynamic'])}")
     if get.raw.get("pack_dtype", "int32") != "int32":
         raise get.bad("pack_dtype", f"must be int32, got {shown(get.raw['pack_dtype'])}")
-    group = _group(get, "group_size")
-    ordered = bool(group) and _flag(get, "desc_act", False) and not _flag(get, "static_groups",
+    group = group_size(get, "group_size")
+    ordered = bool(group) and flag(get, "desc_act", False) and not flag(get, "static_groups",
                                                                           False)
-    own = StoredWeight(str(layout), bits, group, _flag(get, "sym", True), ordered)
-    left = [] if _flag(get, "lm_head", False) else [HEAD]
-    rest = ModuleNames(frozenset(left), (), _names(get, LISTED)), None
+    own = StoredWeight(str(layout), bits, group, flag(get, "sym", True), ordered)
+    left = [] if flag(get, "lm_head", False) else [HEAD]
+    rest = ModuleNames(frozenset(left), (), listed_names(get, LISTED)), None
     blocks = get.raw.get(BLOCKS)
     if blocks is None:
         return StoredWeights(GPTQ, own, (rest,))
     names = [name for block in (blocks if isinstance(blocks, list) else [None])
              for name in (block if isinstance(block, list) else [block])]
-    chosen = ModuleNames(frozenset(), (), _checked(get, BLOCKS, names))
-    return StoredWeights(GPTQ, None, (rest, (chosen, own)))
+    some = ModuleNames(frozenset(), (), checked_names(get, BLOCKS, names))
+    return StoredWeights(GPTQ, None, (rest, (some, own)))
+
+
+# --- bitsandbytes --------------------------------------------------------------------------------
+
+def _bitsandbytes(get: Fields) -> StoredWeights:
+    four, eight = flag(get, "load_in_4bit", False), flag(get, "load_in_8bit", False)
+    if four == eight:
+        raise get.bad("load_in_4bit", "either this or load_in_8bit must be true, got "
+                      f"{shown(four)} and {shown(eight)}")
+    layout = BNB_INT8
+    if four:
+        kind, storage = get.raw.get("bnb_4bit_quant_type", "fp4"), get.raw.get(STORAGE, "uint8")
+        layouts = {"nf4": BNB_NF4, "fp4": BNB_FP4}
+        if not isinstance(kind, str) or kind not in layouts:
+            raise get.bad("bnb_4bit_quant_type", f"must be nf4 or fp4, got {shown(kind)}")
+        if storage != "uint8":
+            raise get.bad(STORAGE, f"must be uint8, got {shown(storage)}")
+        layout = layouts[kind]
+    own = StoredWeight(layout, 4 if four else 8, BLOCK_4BIT if four else 0, True)
+    names = ([HEAD] if get.raw.get(SKIPPED) is None else
+             [MODEL_PREFIX.sub("model.", name) for name in listed_names(get, SKIPPED)])
+    left = ModuleNames(frozenset(names), (), tuple(f".{name}." for name in names))
+    return StoredWeights(BITSANDBYTES, own, ((left, None),))
 
 
 # --- MXFP4 ---------------------------------------------------------------------------------------
@@ -207,6 +170,20 @@ def _mxfp4(get: Fields, name: str) -> StoredWeights:
         raise get.bad("quant_method", f"{MXFP4} is supported of {STACKED_FP4} alone, got a {name}")
     own = StoredWeight(MXFP4, 4, GROUP, True)
     return StoredWeights(MXFP4, None, ((ModuleNames(parts=(".experts.",)), own),))
+
+
+# --- ModelOpt ------------------------------------------------------------------------------------
+
+def _modelopt(get: Fields) -> StoredWeights:
+    group = E2M1_GROUPS[NVFP4_MODELOPT]
+    if get.raw.get("group_size", group) != group:
+        raise get.bad("group_size", f"must be {group}, got {shown(get.raw['group_size'])}")
+    names = listed_names(get, "ignore")
+    left = _module_names(get, "ignore", (
+        f"{PATTERN}{name.replace('.', chr(92) + '.').replace('*', '.*')}$" if "*" in name else name
+        for name in names))
+    left = left._replace(parts=tuple(f".{name}." for name in names if "*" not in name))
+    return StoredWeights(MODELOPT, StoredWeight(NVFP4_MODELOPT, 4, group, True), ((left, None),))
 
 
 # --- compressed-tensors --------------------------------------------------------------------------
@@ -230,7 +207,7 @@ def _compressed(get: Fields) -> StoredWeights:
         if not isinstance(group, dict):
             raise get.bad(at, f"must be an object, got {shown(group)}")
         own = Fields(group, get.where, f"{get.prefix}{at}.")
-        how, targets = _compressed_weight(own, form), list(_names(own, "targets", MAX_NAMES))
+        how, targets = _compressed_weight(own, form), list(listed_names(own, "targets", MAX_NAMES))
         if LINEAR in targets:
             targets.remove(LINEAR)
             if default is not None:
@@ -239,23 +216,26 @@ def _compressed(get: Fields) -> StoredWeights:
         names = _module_names(own, "targets", targets)
         named.append((names._replace(patterns=()), how))
         matched.append((names._replace(names=frozenset()), how))
-    ignored = _module_names(get, "ignore", _names(get, "ignore", MAX_NAMES))
+    ignored = _module_names(get, "ignore", listed_names(get, "ignore", MAX_NAMES))
     return StoredWeights(METHOD, default, ((ignored, None), *named, *matched))
 
 
 def _compressed_weight(get: Fields, outer: object) -> StoredWeight:
     """How the modules of a group are stored. outer: the format of all groups."""
     form = get.raw.get("format") or outer
-    if form not in (PACKED, INTEGERS, NAIVE):
-        raise get.bad("format", f"must be {PACKED} or {INTEGERS}, got {shown(form)}")
+    if form not in (PACKED, INTEGERS, NAIVE, NVFP4, MXFP4_PACKED):
+        raise get.bad("format", f"must be {PACKED}, {INTEGERS}, {NVFP4} or {MXFP4_PACKED}, got "
+                      f"{shown(form)}")
     weights, inputs = get.raw.get("weights"), get.raw.get("input_activations")
     if not isinstance(weights, dict):
         raise get.bad("weights", f"must be an object, got {shown(weights)}")
     own = Fields(weights, get.where, f"{get.prefix}weights.")
+    if form in (NVFP4, MXFP4_PACKED):
+        return _float_weight(get, own, form)
     if weights.get("type", "int") != "int":
         raise own.bad("type", f"must be int (float only where the format of all is {FORMAT}), "
                       f"got {shown(weights['type'])}")
-    bits, strategy = _chosen(own, "num_bits", (4, 8)), weights.get("strategy")
+    bits, strategy = chosen(own, "num_bits", (4, 8)), weights.get("strategy")
     if strategy not in ("tensor", "channel", "group"):
         raise own.bad("strategy", f"must be tensor, channel or group, got {shown(strategy)}")
     order = weights.get("actorder")
@@ -265,10 +245,26 @@ def _compressed_weight(get: Fields, outer: object) -> StoredWeight:
         _check_inputs(get, inputs)
     if get.raw.get("output_activations") is not None:
         raise get.bad("output_activations", "must be null")
-    group = _group(own, "group_size") if strategy == "group" else 0
+    group = group_size(own, "group_size") if strategy == "group" else 0
     return StoredWeight(PACKED if form == PACKED else INTEGERS, bits, group,
-                        _flag(own, "symmetric", True),
+                        flag(own, "symmetric", True),
                         bool(group) and order in (True, "group", "dynamic"))
+
+
+def _float_weight(get: Fields, weights: Fields, layout: str) -> StoredWeight:
+    """How the modules of a group are stored whose numbers are e2m1."""
+    group = E2M1_GROUPS[layout]
+    for name, wanted in (("num_bits", 4), ("type", "float"), ("symmetric", True),
+                         ("group_size", group)):
+        if weights.raw.get(name, wanted) != wanted:
+            raise weights.bad(name, f"must be {wanted} in {layout}, got "
+                              f"{shown(weights.raw[name])}")
+    inputs = get.raw.get("input_activations")
+    if inputs is not None and not (isinstance(inputs, dict) and inputs.get("type") == "float"):
+        raise get.bad("input_activations", f"must be null, or float, got {shown(inputs)}")
+    if get.raw.get("output_activations") is not None:
+        raise get.bad("output_activations", "must be null")
+    return StoredWeight(layout, 4, group, True)
 
 
 def _check_inputs(get: Fields, inputs: object) -> None:
@@ -295,52 +291,6 @@ def _module_names(get: Fields, field: str, found: Iterable[str]) -> ModuleNames:
     if len(patterns) > MAX_PATTERNS:
         raise get.bad(field, f"lists more than {MAX_PATTERNS} patterns")
     return ModuleNames(frozenset(names), tuple(patterns))
-
-
-# --- fields --------------------------------------------------------------------------------------
-
-def _chosen(get: Fields, name: str, known: tuple[int, ...]) -> int:
-    found = get.raw.get(name)
-    if isinstance(found, bool) or found not in known:
-        raise get.bad(name, f"must be {' or '.join(map(str, known))}, got {shown(found)}")
-    return int(found)
-
-
-def _group(get: Fields, name: str) -> int:
-    """Columns that share a scale; 0: all of a row do."""
-    if get.raw.get(name) == -1:
-        return 0
-    size = get.int(name)
-    if size not in GROUPS and size % GROUPS[-1]:
-        raise get.bad(name, f"must be -1, {', '.join(map(str, GROUPS))} or a multiple of "
-                      f"{GROUPS[-1]}, got {size}")
-    return size
-
-
-def _flag(get: Fields, name: str, default: bool) -> bool:
-    found = get.raw.get(name)
-    if found is None:
-        return default
-    if not isinstance(found, bool):
-        raise get.bad(name, f"must be true or false, got {shown(found)}")
-    return found
-
-
-def _names(get: Fields, name: str, most: int = MAX_PARTS) -> tuple[str, ...]:
-    """The names that a field lists, at most so many; none where it is absent or null."""
-    found = get.raw.get(name)
-    if not isinstance(found, list | None):
-        raise get.bad(name, f"must list names, got {shown(found)}")
-    return _checked(get, name, found or [], most)
-
-
-def _checked(get: Fields, name: str, found: list[Any],
-             most: int = MAX_PARTS) -> tuple[str, ...]:
-    if not all(isinstance(each, str) and each for each in found):
-        raise get.bad(name, "must list names")
-    if len(found) > most:
-        raise get.bad(name, f"must list at most {most} names")
-    return tuple(found)
 
 
 # --- GGUF ----------------------------------------------------------------------------------------

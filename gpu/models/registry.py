@@ -12,7 +12,7 @@ import torch
 from actorium.actors.config.parsed_values import parse_passes, parse_speculative
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
-from actorium.actors.models.model_dir import indexed_length, read_json
+from actorium.actors.models.model_dir import indexed_length, read_config
 from actorium.gpu.attention.backend_choice import select_attention
 from actorium.gpu.attention.capabilities import FP8_PAGES
 from actorium.gpu.families.architectures import (
@@ -76,7 +76,7 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
     if shape.mtp_layers and not _drafts(path, shape, config):
         shape = replace(shape, mtp_layers=0)
     asked = config.model.quantization
-    raw = read_json(where)
+    raw = read_config(path)
     if indexed_length(raw) == shape.max_model_len:
         LOG.warning("sequences are served up to index_topk, %d tokens: beyond it tokens attend to "
                     "those that an indexer chooses, which is not served", shape.max_model_len)

@@ -23,12 +23,19 @@ from actorium.actors.models.gguf_folder import gguf_source
 from actorium.actors.models.model_dir import read_json
 from actorium.actors.models.model_files import INDEX, MAX_INDEX, SINGLE, check_file, unindexed_files
 from actorium.gpu.families.fp8_config import Fp8Shape
-from actorium.gpu.families.quant_config import StoredWeights
+from actorium.gpu.families.stored_weights import StoredWeights
 from actorium.gpu.families.tensor_names import Renames
 from actorium.gpu.families.tensor_specs import EMBED_AND_HEAD, TensorSpec, held_format
 from actorium.gpu.families.weight_formats import ONLINE, GroupedShape
 from actorium.gpu.weights.dtypes import tensor_dtype
-from actorium.gpu.weights.fp8_weights import INPUT_SCALES, CacheScales, ScalePairs, level, quantised
+from actorium.gpu.weights.fp8_weights import (
+    INPUT_SCALES,
+    SUFFIXES,
+    CacheScales,
+    ScalePairs,
+    level,
+    quantised,
+)
 from actorium.gpu.weights.gguf_reader import gguf_tensors
 from actorium.gpu.weights.lazy_tensors import (
     INPUT_ORDER,
@@ -43,6 +50,7 @@ from actorium.gpu.weights.online_quantisation import quantised_lazily
 from actorium.gpu.weights.safetensors_reader import DeviceReader, Wanted, mapped, unreadable
 from actorium.gpu.weights.sliced_tensors import RankSlices
 from actorium.gpu.weights.stored_codes import StoredModule, StoredParts, orders_beyond_plan
+from actorium.gpu.weights.table_codes import TableModule
 from actorium.kernels.grouped_rows import ROWS
 from actorium.kernels.scaled_linear import dequantise, dequantise_rows, pack
 
@@ -231,6 +239,9 @@ class TensorIntake:
         self.found: WeightTensors = {}
         self.longer: dict[str, int] = {}
         """Rows of embedding and head in the files, where they are more than the vocabulary's."""
+        self.unsaid: dict[str, int] = {}
+        """Weights and scales that look like FP8 in a checkpoint that does not say that it has any:
+        1 for one in FP8, 2 for its scales, by the weight's name."""
         self.adapter = False
         """The files hold one."""
         self.static = self.plain = 0
@@ -248,6 +259,12 @@ class TensorIntake:
         scaled = self.pairs is not None or self.parts is not None
         self.static += scaled and name.endswith(INPUT_SCALES)
         self.adapter = self.adapter or ADAPTER in name
+        if self.pairs is None:
+            ends = next((end for end in SUFFIXES if name.endswith(end)), "")
+            which = 2 if ends else int(dtype.is_floating_point and dtype.itemsize == 1)
+            weight = name.removesuffix(ends)
+            if which and weight in self.shapes:
+                self.unsaid[weight] = self.unsaid.get(weight, 0) | which
         if name not in self.shapes:
             return False
         other = self.cuts[name].other if name in self.cuts else ()
@@ -317,7 +334,7 @@ class TensorIntake:
                 if apart:
                     drop_pages(tensor)
 
-    def _add_module(self, module: StoredModule) -> None:
+    def _add_module(self, module: StoredModule | TableModule) -> None:
         name = f"{module.module}.weight"
         if self.grouped is None:
             spec = self.specs.get(name)
@@ -380,6 +397,10 @@ class TensorIntake:
                 self.pairs.check()
             except BadModel as e:
                 raise BadModel(f"{path}: {e}") from None
+        for name, which in self.unsaid.items():
+            if which == 3:
+                raise BadModel(f"{path}: tensor {name} is in FP8 and has scales beside it, and the "
+                               "config has no quantization_config that says so")
         missing = [name for name in self.specs if name not in self.found]
         if missing:
             more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""

@@ -1,5 +1,5 @@
-"""Weights that checkpoints have as whole numbers, opened: AWQ, GPTQ, and compressed-tensors in
-`pack-quantized` and `int-quantized`.
+"""Weights that checkpoints have as whole numbers, opened: AWQ, GPTQ, bitsandbytes in 8 bits, and
+compressed-tensors in `pack-quantized` and `int-quantized`.
 
 All are, of column k of a row, in group g(k),
 
@@ -18,6 +18,10 @@ which the first code has the lowest bits:
   `weight_zero_point` i32[N * bits / 32, G], words along n; `weight_shape` i64[2]; `weight_g_idx`
   i32[K]. Codes and zeros are stored with half their range added.
 - `int-quantized`: `weight` i8[N, K]; `weight_scale` [N, G]; `weight_zero_point` i8[N, G].
+- bitsandbytes' LLM.int8: `weight` i8[N, K]; `SCB` f32[N], the largest number of a row, which is 127
+  scales; `weight_format` u8, 0 where rows lie in order.
+
+Those whose codes are indices of a table are in `table_codes.py`.
 """
 
 from __future__ import annotations
@@ -28,19 +32,19 @@ import torch
 from torch import Tensor
 
 from actorium.actors.errors import BadModel, shown
-from actorium.gpu.families.quant_config import (
-    AWQ,
-    GPTQ,
-    GPTQ_V2,
-    INTEGERS,
-    MXFP4,
-    PACKED,
+from actorium.gpu.families.quant_config import AWQ, GPTQ, GPTQ_V2, INTEGERS, MXFP4, PACKED
+from actorium.gpu.families.stored_weights import (
+    BNB_FP4,
+    BNB_INT8,
+    BNB_NF4,
+    LOOKED_UP,
     StoredWeight,
     StoredWeights,
 )
 from actorium.gpu.families.tensor_specs import TensorSpec, stacks
 from actorium.gpu.weights.lazy_tensors import INPUT_ORDER, drop_pages
 from actorium.gpu.weights.mxfp4 import StackedExperts4
+from actorium.gpu.weights.table_codes import BNB_PARTS, E2M1_PARTS, TableModule
 from actorium.kernels.grouped_rows import Grouped, RowFormat, pack_rows
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -54,6 +58,8 @@ PARTS = {
     PACKED: ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape"),
     INTEGERS: ("weight", "weight_scale", "weight_zero_point"),
     MXFP4: ("blocks", "scales"),
+    BNB_INT8: ("weight", "SCB", "weight_zero_point", "weight_format"),
+    BNB_NF4: BNB_PARTS, BNB_FP4: BNB_PARTS, **E2M1_PARTS,
 }
 """By layout: what the names of a module's tensors end with. Codes, scales and zeros come first;
 zeros may be absent where weights are symmetric, what lies behind them always."""
@@ -130,6 +136,8 @@ class StoredModule:
             PACKED: {"weight_packed": (words, [self.outs, packed(self.ins)]),
                      "weight_zero_point": (words, zeros), "weight_scale": (None, scales),
                      "weight_g_idx": (words, [self.ins]), "weight_shape": (torch.int64, [2])},
+            BNB_INT8: {"weight": (torch.int8, [self.outs, self.ins]), "SCB": (None, scales),
+                       "weight_format": (torch.uint8, [])},
             INTEGERS: {"weight": (torch.int8, [self.outs, self.ins]),
                        "weight_zero_point": (torch.int8, scales), "weight_scale": (None, scales)},
         }.get(self.how.layout, {
@@ -148,6 +156,8 @@ class StoredModule:
                     whole and self.count == 1 and found.numel() in (1, self.outs)):
                 raise self._bad(part, f"has shape {shown(list(found.shape))}, the config asks for "
                                 f"{shape}")
+        if self.parts.get("weight_format", torch.zeros(())).any():
+            raise self._bad("weight_format", "must be 0: rows that lie in order")
         stored = self.parts.get("weight_shape")
         if stored is not None and stored.tolist() != [self.outs, self.ins]:
             raise self._bad("weight_shape", f"is {stored.tolist()}, the config asks for "
@@ -172,7 +182,9 @@ class StoredModule:
         codes, scales, zeros = (None if own is None else own.to(self.device, copy=self.mapped)
                                 for own in map(self.parts.get, names[:3]))
         assert codes is not None and scales is not None
-        if how.layout == INTEGERS:
+        if how.layout == BNB_INT8:
+            codes, scales = self._signed(names[0], codes), scales / 127
+        elif how.layout == INTEGERS:
             codes = self._signed(names[0], codes)
             zeros = None if zeros is None else self._signed(names[2], zeros)
         elif how.layout == PACKED:
@@ -235,13 +247,13 @@ class StoredParts:
             joint = "_" if how.layout == MXFP4 else "."
             ends = [end for end in PARTS[how.layout] if f"{module}{joint}{end}" in names
                     and not (end == UNREAD and how.symmetric)]
-            if PARTS[how.layout][how.layout == INTEGERS] not in ends:
+            if PARTS[how.layout]["weight" in PARTS[how.layout]] not in ends:
                 continue  # one that is not quantised, or is not there
             self._open[weight] = how, dict.fromkeys(ends)
             self.weights |= {f"{module}{joint}{end}": weight for end in ends}
 
     def offer(self, name: str, tensor: Tensor,
-              mapped: bool) -> StoredModule | StackedExperts4 | None:
+              mapped: bool) -> StoredModule | TableModule | StackedExperts4 | None:
         """The module that is complete with this tensor of it, or that of all experts. Raises
         `BadModel`."""
         weight = self.weights[name]
@@ -253,7 +265,8 @@ class StoredParts:
         del self._open[weight]
         if how.layout == MXFP4:
             return StackedExperts4(module, own, self.shapes[weight], self.device, mapped)
-        return StoredModule(module, how, own, self.shapes[weight], self.device, mapped)
+        kind = TableModule if how.layout in LOOKED_UP else StoredModule
+        return kind(module, how, own, self.shapes[weight], self.device, mapped)
 
 
 def orders_beyond_plan(found: Mapping[str, object], specs: Iterable[TensorSpec]) -> int:

@@ -284,6 +284,7 @@ VALUES: dict[str, dict[str, tuple[str | None, str]]] = {
             "modelexpress")}},
     "model_impl": {"vllm": ("actorium", ""), "sglang": ("actorium", "")},
     "quantization": {"null": ("auto", ""), "awq_marlin": ("awq", ""), "gptq_marlin": ("gptq", ""),
+                     "modelopt_fp4": ("modelopt", ""),
                      "w8a8_int8": ("compressed-tensors", ""),
                      "experts_int8": ("int8", "of all projections, not of experts alone"),
                      "unquant": ("none", ""), "ptpc_fp8": ("fp8", ""), "w8a8_fp8": ("fp8", ""),

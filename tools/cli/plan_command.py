@@ -102,7 +102,8 @@ def make_report(config: Config, options: PlanOptions) -> PlanReport:
     """The plan for a model as it is configured. Raises `BadModel`, and `BadConfig` where something
     does not fit."""
     where = config_file(with_model_path(config, weights=False).model.model)
-    raw = models.read_json(where)
+    whole = where.name == "config.json"
+    raw = models.read_config(where.parent) if whole else models.read_json(where)
     # Of a checkpoint that is quantised as no worker serves it, the rest can still be planned.
     other = otherwise_quantized(raw) and config.model.quantization != "fp8"
     shape = shape_from_config(unquantized(raw) if other else raw, where, config.model.dtype,

@@ -12,12 +12,14 @@ import pytest
 from helpers_configs import SMALL
 from helpers_speed import slowness
 from helpers_stored import Kind
+from helpers_tables import bnb_config, float_config, modelopt_config
 
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.gpu.families.architectures import shape_from_config
 from actorium.gpu.families.fp8_config import fp8_shape
 from actorium.gpu.families.module_patterns import MAX_PATTERN, parse_pattern
-from actorium.gpu.families.quant_config import StoredWeight, StoredWeights, stored_weights
+from actorium.gpu.families.quant_config import stored_weights
+from actorium.gpu.families.stored_weights import StoredWeight, StoredWeights
 from actorium.gpu.families.tensor_specs import Projection, TensorSpec
 from actorium.gpu.families.weight_formats import WeightFormat
 
@@ -41,13 +43,15 @@ def groups(*own: dict[str, Any], ignore: tuple[str, ...] = ("lm_head",), form: s
 
 AS_STORED = {"awq": {"quantization_config": Kind("awq").config},
              "gptq": {"quantization_config": Kind("gptq").config},
+             "bitsandbytes": {"quantization_config": bnb_config(load_in_8bit=True)},
+             "modelopt": {"quantization_config": modelopt_config()},
              "compressed-tensors": {"quantization_config": Kind("int-quantized", 8, -1,
                                                                True).config},
              "gguf": {"gguf": {"file": "a.gguf", "default": "Q4_1", "modules": {}}}, "plain": {}}
 
 
 @pytest.mark.parametrize("found", AS_STORED)
-@pytest.mark.parametrize("asked", ["awq", "gptq", "compressed-tensors", "gguf"])
+@pytest.mark.parametrize("asked", [name for name in AS_STORED if name != "plain"])
 def test_how_a_checkpoint_must_be_stored(asked: str, found: str) -> None:
     """What is asked for is what the checkpoint has, and then as without asking; or it is refused:
     an unquantised one is not served as if it were quantised."""
@@ -91,6 +95,73 @@ def test_other_names_of_methods_and_fields() -> None:
     wrong = {"quant_method": ["awq"]}
     with pytest.raises(BadModel, match="quant_method"):
         fp8_shape({"quantization_config": wrong}, WHERE)
+
+
+def test_bitsandbytes() -> None:
+    assert read(bnb_config(load_in_8bit=True)).of(Q) == StoredWeight("bnb-int8", 8, 0, True)
+    for kind in ("nf4", "fp4"):
+        own = read(bnb_config(load_in_4bit=True, bnb_4bit_quant_type=kind))
+        assert own.of(Q) == StoredWeight(f"bnb-{kind}", 4, 64, True) and own.of(HEAD) is None
+        assert own.of(Q).held == WeightFormat(8, 64, False)
+    unsaid = {"load_in_4bit": True, "llm_int8_skip_modules": ["model.language_model.layers.1",
+                                                               "gate_proj"]}
+    own = read(unsaid)  # its first configs, whose codes are fp4 by default
+    assert own.of(Q) is None and own.of(GATE) is None
+    assert own.of("model.layers.11.self_attn.q_proj") == StoredWeight("bnb-fp4", 4, 64, True)
+
+
+@pytest.mark.parametrize(("change", "field"), [
+    ({}, "load_in_4bit"), ({"load_in_4bit": True, "load_in_8bit": True}, "load_in_4bit"),
+    ({"load_in_8bit": 1}, "load_in_8bit"),
+    ({"load_in_4bit": True, "bnb_4bit_quant_type": "int4"}, "bnb_4bit_quant_type"),
+    ({"load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"}, "bnb_4bit_quant_storage"),
+    ({"load_in_8bit": True, "llm_int8_skip_modules": "lm_head"}, "llm_int8_skip_modules")])
+def test_what_bitsandbytes_does_not_serve(change: dict[str, Any], field: str) -> None:
+    with pytest.raises(BadModel, match=rf"quantization_config\.{field}: "):
+        read(bnb_config(**change))
+
+
+def test_numbers_in_e2m1() -> None:
+    nv = read(float_config("nvfp4-pack-quantized"))
+    assert nv.of(Q) == StoredWeight("nvfp4-pack-quantized", 4, 16, True) and nv.of(HEAD) is None
+    assert nv.of(Q).held == WeightFormat(5, 16, False)
+    mx = read(float_config("mxfp4-pack-quantized"))
+    assert mx.of(Q).held == WeightFormat(5, 32, False)
+    own = read(modelopt_config(ignore=["lm_head", "model.layers.12*", "*v_proj"]))
+    assert own.of(Q) == StoredWeight("nvfp4", 4, 16, True)
+    assert all(own.of(name) is None for name in (HEAD, GATE, "model.layers.1.self_attn.v_proj"))
+
+
+@pytest.mark.parametrize(("found", "field"), [
+    (float_config("nvfp4-pack-quantized", num_bits=8), "weights.num_bits"),
+    (float_config("nvfp4-pack-quantized", group_size=32), "weights.group_size"),
+    (float_config("mxfp4-pack-quantized", group_size=16), "weights.group_size"),
+    (float_config("mxfp4-pack-quantized", symmetric=False), "weights.symmetric"),
+    (modelopt_config(group_size=32), "group_size"), (modelopt_config(ignore="x"), "ignore"),
+    (modelopt_config(quant_algo="W4A8_AWQ"), "quant_algo"),
+    (modelopt_config(quant_algo=None), "quant_algo"),
+    (modelopt_config(quant_algo="FP8", ignore=["a*b"]), "ignore")])
+def test_what_is_not_served_in_floats(found: dict[str, Any], field: str) -> None:
+    raw = {**SMALL, "architectures": ["LlamaForCausalLM"], "quantization_config": found}
+    with pytest.raises(BadModel, match=field.replace(".", "\\.") + ": "):
+        shape_from_config(raw, WHERE)
+
+
+@pytest.mark.parametrize("method", [
+    "torchao", "hqq", "mxfp4", "fbgemm_fp8", "eetq", "quanto", "aqlm", "vptq", "higgs", "spqr",
+    "auto-round", "quark", "bitnet", "fp_quant", "sinq", "metal", "inc", "squeezellm", "marlin",
+    "modelopt_mxfp8", "quip", "", None, 5, ["fp8"], {}])
+@pytest.mark.parametrize("impl", ["auto", "transformers"])
+def test_methods_that_are_not_served(method: Any, impl: str) -> None:
+    """One line names the field, whatever else the config says."""
+    raw = {**SMALL, "architectures": ["LlamaForCausalLM"], "quantization_config": {
+        "quant_method": method, "bits": 4, "weight_bits": 4, "group_size": 32}}
+    for asked in ("auto", "none", "int4", "fp8"):
+        with pytest.raises((BadModel, BadConfig)) as caught:
+            shape_from_config(raw, WHERE, quantization=asked, impl=impl)
+        said = str(caught.value)
+        assert "\n" not in said and len(said) < 300
+        assert "quantization_config" in said or "quantization" in said and impl != "auto"
 
 
 def test_compressed_tensors() -> None:
@@ -165,7 +236,7 @@ def weights(**fields: Any) -> dict[str, Any]:
     (groups({**SCHEME, "input_activations": {"num_bits": 8, "symmetric": False}}),
      "input_activations.symmetric: static zero-points"),
     (groups({**SCHEME, "output_activations": {}}), "output_activations: must be null"),
-    (groups({**SCHEME, "format": "marlin-24"}), "format: must be pack-quantized or int-quantized"),
+    (groups({**SCHEME, "format": "marlin-24"}), "format: must be pack-quantized, int-quantized"),
     (groups(SCHEME, SCHEME), "targets: Linear is the target of another group"),
     (groups({**SCHEME, "targets": [3]}), "targets: must list names"),
     (groups({**SCHEME, "targets": ["re:(a+)+$"]}), "targets: patterns may have"),

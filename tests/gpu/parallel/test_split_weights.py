@@ -13,6 +13,7 @@ from helpers_gguf import own_cache, write_model
 from helpers_models import CPU, Seq, Stepper, generate, write_checkpoint
 from helpers_ranks import run_ranks, whole
 from helpers_stored import Kind, write_stored
+from helpers_tables import write_tables
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -41,6 +42,14 @@ def stored(kind: Kind) -> Callable[[Path], dict[str, Any]]:
     def write(path: Path) -> dict[str, Any]:
         write_checkpoint(path / "plain", "LlamaForCausalLM", mlp_bias=True, **WIDE)
         write_stored(path / "plain", path / "m", path / "twin", kind)
+        return {"model": str(path / "m")}
+    return write
+
+
+def tables(kind: str) -> Callable[[Path], dict[str, Any]]:
+    def write(path: Path) -> dict[str, Any]:
+        write_checkpoint(path / "plain", "LlamaForCausalLM", mlp_bias=True, **WIDE)
+        write_tables(path / "plain", path / "m", path / "twin", kind)
         return {"model": str(path / "m")}
     return write
 
@@ -87,6 +96,8 @@ FORMATS = {
     "gptq, a scale a row": stored(Kind("gptq", 4, -1, True)),
     "w4a16": stored(Kind("pack-quantized", 4, 32, True)),
     "w8a8": stored(Kind("int-quantized", 8, -1)),
+    **{kind: tables(kind) for kind in ("nf4, nested", "nvfp4", "mxfp4")},
+    "LLM.int8": tables("int8"),
     "fp8": fp8(False), "fp8, in blocks": fp8(True), "int8": online("int8"), "int4": online("int4"),
     "Q4_0": gguf("Q4_0"), "Q8_0": gguf("Q8_0"), "Q5_1": gguf("Q5_1"),
     "rows of one tensor": gguf("IQ4_NL", architecture="Phi3ForCausalLM"),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers_peak import LIBRARIES, peak_of
 from helpers_stored import Kind, stored, tensors_of
+from helpers_tables import KINDS
 from safetensors.torch import save_file
 
 from actorium.gpu.families.architectures import model_tensors, shape_from_config
@@ -27,8 +28,9 @@ ONCE_BEFORE = "load_model(Path(sys.argv[2]), Config(), torch.device('cpu'), lamb
 """Of `TINY`: the pages of code that loading such weights runs are there already."""
 
 
-def write(path: Path, kind: Kind | None, **options: Any) -> None:
-    """A checkpoint whose layers hold the same numbers; kind: of the weights of projections."""
+def write(path: Path, kind: Kind | str | None, **options: Any) -> None:
+    """A checkpoint whose layers hold the same numbers; kind: of the weights of projections, by name
+    of those of `helpers_tables`."""
     tensors, made = {}, {}
     config = CONFIG | options
     for spec in model_tensors(shape_from_config(config, path)):
@@ -37,20 +39,23 @@ def write(path: Path, kind: Kind | None, **options: Any) -> None:
             tensors[spec.name] = weight.bfloat16()
             continue
         if spec.shape not in made:
-            made[spec.shape] = tensors_of(stored(weight, kind), kind)
+            made[spec.shape] = (KINDS[kind][0](weight)[0] if isinstance(kind, str)
+                                else tensors_of(stored(weight, kind), kind))
         tensors |= {f"{spec.module}.{end}": own.clone() for end, own in made[spec.shape].items()}
     save_file(tensors, path / "model.safetensors")
     if kind is not None:
-        config["quantization_config"] = kind.config
+        config["quantization_config"] = (KINDS[kind][1] if isinstance(kind, str)
+                                         else kind.config)
     (path / "config.json").write_text(json.dumps(config))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [
     None, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (
-        Kind("awq", 4, 128), Kind("gptq", 4, 128, ordered=True), Kind("pack-quantized", 4, 128)))],
+        Kind("awq", 4, 128), Kind("gptq", 4, 128, ordered=True), Kind("pack-quantized", 4, 128),
+        "nf4, nested", "nvfp4"))],
     ids=str)
-def test_loading_holds_the_weights_once(kind: Kind | None, tmp_path: Path) -> None:
+def test_loading_holds_the_weights_once(kind: Kind | str | None, tmp_path: Path) -> None:
     """In memory of its own and in mapped files together: neither both layouts of an embedding that
     is the head, nor pages that have been read already."""
     lib = library()

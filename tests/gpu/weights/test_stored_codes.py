@@ -11,7 +11,7 @@ from helpers_stored import Kind, stored, tensors_of
 from torch import Tensor
 
 from actorium.actors.errors import BadModel
-from actorium.gpu.families.quant_config import StoredWeight
+from actorium.gpu.families.stored_weights import StoredWeight
 from actorium.gpu.weights.stored_codes import StoredModule
 from actorium.kernels.grouped_rows import dequantise_grouped, row_format, unpack_rows
 
