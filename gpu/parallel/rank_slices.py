@@ -96,6 +96,9 @@ def rank_faults(s: ModelShape, ranks: int) -> list[str]:
         found.append("DeepStack's rows, which several ranks add before they round their sum")
     if s.whole_qk_norm:
         found.append("the norms over all heads of queries and keys, which ranks would share")
+    if any(own.attention and own.recurrent for own in s.parts):
+        found.append("the sum of attention and the recurrent layer beside it, of which ranks would "
+                     "add their parts")
     if isinstance(part.recurrence, MambaShape) and part.recurrence.shared_by > 1:
         found.append("the norm over a group of Mamba-2's heads, which ranks would share")
     return found

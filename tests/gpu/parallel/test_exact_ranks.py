@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers_configs import CONFIGS, name_of, shape_of
 from helpers_hybrid import SPARSE, write_hybrid
 from helpers_kinds import write_bf16_kind
 from helpers_mamba import write_granite
@@ -30,6 +31,7 @@ from actorium.actors.config.validation import validate
 from actorium.actors.errors import BadConfig
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.parallel.rank_group import LoneRank, RankGroup
+from actorium.gpu.parallel.rank_slices import rank_faults
 from actorium.gpu.worker.device import open_device
 from actorium.kernels.cpu.native_library import library
 
@@ -141,3 +143,10 @@ def test_without_the_flag_it_does(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, dtype=BF16, head_dim=32, intermediate_size=2048)
     alone = served(opened_config(tmp_path, 1, 1), LoneRank())
     assert on_ranks(tmp_path, 2, opened_config(tmp_path, 2, 1)) != alone
+
+
+def test_attention_beside_a_recurrent_layer_has_no_equal_bits() -> None:
+    """Ranks sum both at once; one rank rounds each of them before."""
+    told = {name_of(config) for config in CONFIGS
+            if any("beside it" in why for why in rank_faults(shape_of(config), 2))}
+    assert told == {"FalconH1ForCausalLM"}
