@@ -79,12 +79,12 @@ class SmoothsInPlace(OfExtends):
             return attend
 
         def run(q: Tensor, layer: Tensor, out: Tensor | None = None,
-                scales: Tensor | None = None) -> Tensor:
+                scales: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
             for row in rows:
                 place = row.start + row.pages.new_tensor(range(row.count)).long()
                 index = row.pages.long()[place // page_size] * page_size + place % page_size
                 self._smooth(layer, index, scales)
-            return attend(q, layer, out, scales)
+            return attend(q, layer, out, scales, sinks)
 
         return run
 
@@ -131,13 +131,13 @@ class TakesOtherScales(AttentionBackend):
 
 def _with_other_scales(attend: Attend) -> Attend:
     def run(q: Tensor, layer: Tensor, out: Tensor | None = None,
-            scales: Tensor | None = None) -> Tensor:
+            scales: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
         if scales is not None:
-            return attend(q, layer, out, scales.roll(1, -1))
+            return attend(q, layer, out, scales.roll(1, -1), sinks)
         keys, values = layer.chunk(2, 1)
         largest = keys.float().abs().amax(-1, keepdim=True)
         keys = (keys * (largest.roll(1, 1) / largest)).nan_to_num().to(layer.dtype)
-        return attend(q, torch.cat((keys, values), 1), out, None)
+        return attend(q, torch.cat((keys, values), 1), out, None, sinks)
 
     return run
 

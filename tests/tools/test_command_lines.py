@@ -128,6 +128,8 @@ def test_ranks_under_each_of_their_names(flag: str) -> None:
     assert serve(flag, "2").config.device.tensor_parallel_size == 2
 
 
+QUANTIZATIONS = ("auto, none, fp8, int8, int4, awq, gptq, bitsandbytes, compressed-tensors, "
+                 "modelopt, mxfp4 or gguf")
 ONE_GROUP = "must be 1: an engine is one group of ranks (--tp) on one machine, got '2'"
 RANKS = "must be between 1 and 1024, got 0"
 
@@ -149,11 +151,8 @@ RANKS = "must be between 1 and 1024, got 0"
     (["--code-revision", "v2"], "--code-revision: must be main: the tokenizer is the model's"),
     (["--cpu-offload-gb", "4"], "--cpu-offload-gb: must be 0: "),
     (["--quantization", "nvfp4"],
-     "--quantization: must be auto, none, fp8, int8, int4, awq, gptq, compressed-tensors, mxfp4 or "
-     "gguf, got 'nvfp4'"),
-    (["-q", "int3"],
-     "-q: must be auto, none, fp8, int8, int4, awq, gptq, compressed-tensors, mxfp4 or gguf, "
-     "got 'int3'"),
+     f"--quantization: must be {QUANTIZATIONS}, got 'nvfp4'"),
+    (["-q", "int3"], f"-q: must be {QUANTIZATIONS}, got 'int3'"),
     (["-q", "int4", "--quantization-group", "16"],
      "--quantization-group: must be 32, 64 or 128 (or 0 in int8), got 16"),
     (["-q", "int4", "--quantization-group", "0"], "--quantization-group: must be 32, 64 or 128"),
