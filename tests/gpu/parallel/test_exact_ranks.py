@@ -146,7 +146,7 @@ def test_without_the_flag_it_does(tmp_path: Path) -> None:
 
 
 def test_attention_beside_a_recurrent_layer_has_no_equal_bits() -> None:
-    """Ranks sum both at once; one rank rounds each of them before."""
+    """`actorium verify` found other tokens with two ranks than with one."""
     told = {name_of(config) for config in CONFIGS
             if any("beside it" in why for why in rank_faults(shape_of(config), 2))}
     assert told == {"FalconH1ForCausalLM"}
