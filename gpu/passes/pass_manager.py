@@ -316,9 +316,10 @@ def bare_step(model: Decoder, tokens: int, pages: torch.dtype) -> ForwardContext
     """A step of so many tokens, one behind the other, that all layers leave in the same pages of
     this dtype; what meets over them is left out."""
     s, at = model.shape, torch.arange(1, tokens + 1, device=model.device)
-    pool = KVPagePool(s, tokens + 1, 1, pages, model.device, 1)
+    pool = KVPagePool(s, tokens + 1, 1, pages, model.device, 1, int(s.index is not None))
     count = max(1, s.layers)
-    group = GroupContext(at, pool.layers * count, NO_ATTENTION, pool.scales * count)
+    group = GroupContext(at, pool.layers * count, NO_ATTENTION, pool.scales * count,
+                         pool.index_keys * count)
     return ForwardContext(model.ropes_at(at.clamp(max=s.max_model_len - 1)),
                           [group] * max(1, len(s.groups)), None, [])
 
