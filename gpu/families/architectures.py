@@ -194,6 +194,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "GPTJForCausalLM": Architecture(ln.gptj, causal_layer, names.GPT),
     "GPTBigCodeForCausalLM": Architecture(ln.gpt_bigcode, causal_layer, names.BIGCODE),
     "FalconForCausalLM": Architecture(ln.falcon, causal_layer, names.FALCON),
+    "BloomForCausalLM": Architecture(ln.bloom, causal_layer, names.BLOOM),
+    "MptForCausalLM": Architecture(ln.mpt, causal_layer, names.MPT),
     "PersimmonForCausalLM": Architecture(ln.persimmon, causal_layer, names.PERSIMMON),
     "Jais2ForCausalLM": Architecture(ln.jais2, causal_layer),
     "VaultGemmaForCausalLM": Architecture(vault_gemma, causal_layer),

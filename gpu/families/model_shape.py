@@ -91,6 +91,8 @@ class ModelShape:
     learned_positions: int = 0
     """Rows of a table of which that of its position is added to each embedding; 0 = there is
     none."""
+    embed_norm: bool = False
+    """Embeddings are normed."""
     head_bias: bool = False
     embed_scale: float = 1.0
     """On the embeddings."""
@@ -99,6 +101,9 @@ class ModelShape:
     """Scores become cap * tanh(score / cap); 0 = they stay."""
     logit_cap: float = 0.0
     """The same of logits."""
+    alibi: tuple[float, ...] = ()
+    """Of the heads of all GPUs: by how much scores fall with each token of distance (ALiBi, arXiv
+    2108.12409); (): they do not."""
     sinks: bool = False
     """Each head has a learned score that no token's value goes with (an attention sink)."""
     activation: str = "silu"

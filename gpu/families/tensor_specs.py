@@ -21,6 +21,7 @@ from actorium.gpu.families.vision_shape import VisionShape
 from actorium.gpu.families.weight_formats import ONLINE, GroupedShape, WeightFormat
 
 EMBED, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm", "lm_head.weight"
+EMBED_NORM = "model.embed_norm"
 POSITIONS = "model.embed_positions.weight"
 """The table of learned positions."""
 EMBED_AND_HEAD = (EMBED, HEAD)
@@ -121,6 +122,8 @@ def layer_prefix(i: int) -> str:
 def embedding_and_head_tensors(s: ModelShape) -> list[TensorSpec]:
     """Embeddings, final norm and head."""
     specs = [TensorSpec(EMBED, (s.vocab_size, s.hidden)), *norm_tensors("", s, (FINAL_NORM,))]
+    if s.embed_norm:
+        specs += norm_tensors("", s, (EMBED_NORM,))
     if s.learned_positions:
         specs.append(TensorSpec(POSITIONS, (s.learned_positions, s.hidden)))
     if s.head_bias:

@@ -17,6 +17,7 @@ from actorium.gpu.families.architectures import mtp_names
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.tensor_specs import (
     EMBED,
+    EMBED_NORM,
     FINAL_NORM,
     HEAD,
     POSITIONS,
@@ -159,6 +160,11 @@ class LoadedModel(ABC):
         self.dtype = TORCH_DTYPES[shape.dtype]
         self.ops = select_ops(self.dtype, device, shape.head_dim, native, kernels,
                               attention.exact_states)
+        self.slopes: Tensor | None = None
+        """f32[heads]: of this rank's heads, where scores fall with distance."""
+        if shape.alibi:
+            first = group.place.rank * shape.heads
+            self.slopes = torch.tensor(shape.alibi[first:first + shape.heads], device=device)
         self.drafter: MtpDrafter | None = None
         """Of a model with a layer that drafts; who loads the model gives it one."""
         self.vision: VisionTower | None = None
@@ -206,7 +212,7 @@ class LoadedModel(ABC):
                                   self.attention.decode)
         elif s.attention_layers:
             plan = plan_attention(batch, pool.page_size, window, s.attention_scale, self.attention,
-                                  s.attention_cap, s.chunked)
+                                  s.attention_cap, s.chunked, self.slopes)
         return GroupContext(batch.kv_index, pool.layers, plan, pool.scales, pool.index_keys,
                             chosen)
 
@@ -246,6 +252,7 @@ class Decoder(LoadedModel):
         self.layers = [self.load_layer(whole.under(layer_prefix(i)), i)
                        for i in range(shape.layers)]
         self.norm = whole.norm_of(shape, FINAL_NORM, device)
+        self.embed_norm = whole.norm_of(shape, EMBED_NORM, device) if shape.embed_norm else None
         self.positions = whole.pop(POSITIONS) if shape.learned_positions else None
         self.ropes = [table.to(device) for table in rope_tables(shape)]
         self.end_part = Head(self.norm, shape.norm_eps, self.head, shape.logit_scale,
@@ -286,6 +293,8 @@ class Decoder(LoadedModel):
         """What goes into the first layer. tokens, positions: i64[T] -> [T, hidden]."""
         hidden, scale = self.embeddings(tokens), self.shape.embed_scale
         hidden = hidden if scale == 1 else hidden * scale
+        if self.embed_norm is not None:
+            hidden = self.ops.layer_norm(hidden, self.embed_norm, self.shape.norm_eps)
         if self.positions is None:
             return hidden
         return hidden + self.positions.index_select(0, positions)

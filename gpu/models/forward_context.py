@@ -119,25 +119,27 @@ NO_ATTENTION = AttentionPlan(0, None, None, None)
 
 def plan_attention(
     batch: ForwardBatch, page_size: int, window: int, scale: float, attention: StepAttention,
-    soft_cap: float = 0.0, chunked: bool = False,
+    soft_cap: float = 0.0, chunked: bool = False, slopes: Tensor | None = None,
 ) -> AttentionPlan:
     """The plan of a step for layers with this window (0 = none), or, where they are chunked, with
-    chunks of its size. soft_cap: of scores, 0 = none."""
+    chunks of its size. soft_cap: of scores, 0 = none; slopes: see `AttentionBackend`."""
     if chunked and window:
         batch, window = within_chunks(batch, page_size, window), 0
     plan, decode = AttentionPlan(batch.extend_tokens, None, None, None), attention.decode.decode
     if batch.extends:
-        plan.extend = attention.extend.extend(batch.extends, page_size, window, scale, soft_cap)
+        plan.extend = attention.extend.extend(batch.extends, page_size, window, scale, soft_cap,
+                                                 slopes)
     if batch.decode_rows:
         pages, lens = batch.decode_pages, batch.decode_kv_lens
         assert pages is not None and lens is not None
         plan.decode = decode(pages, lens, batch.max_kv_len, batch.decode_q_len, page_size, window,
-                             scale, soft_cap)
+                             scale, soft_cap, slopes)
     wanted, sequences = batch.logit_rows.shape[0], len(batch.extends) + batch.decode_rows
     if batch.tokens.device.type == "cpu" and batch.extends and wanted <= sequences \
             and not batch.all_rows:
         # Whatever else is in the step: rounding must not depend on neighbours.
-        plan.few = _few(batch, page_size, window, scale, attention.decode, soft_cap)
+        plan.few = _few(batch, page_size, window, scale, attention.decode, soft_cap,
+                        slopes)
     return plan
 
 
@@ -170,13 +172,13 @@ def within_chunks(batch: ForwardBatch, page_size: int, chunk: int) -> ForwardBat
 
 def _few(
     batch: ForwardBatch, page_size: int, window: int, scale: float, backend: AttentionBackend,
-    soft_cap: float,
+    soft_cap: float, slopes: Tensor | None,
 ) -> Attend | None:
     """The wanted rows as decode rows."""
     if not len(batch.logit_rows):
         return None
     pages, lens, span = rows_alone(batch, page_size, batch.logit_rows)
-    return backend.decode(pages, lens, span, 1, page_size, window, scale, soft_cap)
+    return backend.decode(pages, lens, span, 1, page_size, window, scale, soft_cap, slopes)
 
 
 def rows_alone(batch: ForwardBatch, page_size: int, rows: Tensor) -> tuple[Tensor, Tensor, int]:

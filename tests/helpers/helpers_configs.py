@@ -160,6 +160,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["GPTJForCausalLM"], "rotary_dim": 8, "n_inner": 96},
     {"architectures": ["GPTBigCodeForCausalLM"]},
     {"architectures": ["FalconForCausalLM"], "new_decoder_architecture": True, "num_kv_heads": 2},
+    {"architectures": ["BloomForCausalLM"]},
+    {"architectures": ["MptForCausalLM"], "attn_config": {"clip_qkv": 3.0}},
     {"architectures": ["PersimmonForCausalLM"]},
     {"architectures": ["Jais2ForCausalLM"]},
     {"architectures": ["VaultGemmaForCausalLM"], "sliding_window": 32},

@@ -265,6 +265,18 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("falcon-in-turn", "FalconForCausalLM",
      {"parallel_attn": False, "multi_query": False, "bias": True, "ffn_hidden_size": 80,
       "layer_norm_epsilon": 0.1, "activation": "relu"}),
+    ("falcon-alibi", "FalconForCausalLM", {"alibi": True, "num_attention_heads": 8}),
+    ("falcon-alibi-odd", "FalconForCausalLM",
+     {"alibi": True, "parallel_attn": False, "multi_query": False, "bias": True,
+      "num_attention_heads": 3, "hidden_size": 60}),
+    ("bloom", "BloomForCausalLM", {}),
+    ("bloom-odd", "BloomForCausalLM",
+     {"num_attention_heads": 6, "hidden_size": 60, "layer_norm_epsilon": 0.1,
+      "tie_word_embeddings": True}),
+    ("mpt", "MptForCausalLM", {}),
+    ("mpt-odd", "MptForCausalLM",
+     {"num_attention_heads": 5, "hidden_size": 60, "layer_norm_epsilon": 0.1,
+      "attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.4}, "tie_word_embeddings": True}),
     ("persimmon", "PersimmonForCausalLM", {}),
     ("persimmon-plain", "PersimmonForCausalLM",
      {"qk_layernorm": False, "hidden_act": "gelu", "layer_norm_eps": 0.1,
@@ -293,7 +305,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
       "num_experts_per_tok": 1}),
 ]
 RARER = ("granite-moe-not-shared", "ministral3-window-tied", "minimax-m2-odd", "dots1-no-windows",
-         "flex-olmo-bias", "glm-5-shares-last")
+         "flex-olmo-bias", "glm-5-shares-last", "falcon-alibi")
 LENGTHS = (1, 33, 5, 18, 18, 7)
 
 
@@ -381,7 +393,16 @@ def test_a_checkpoint_without_head_and_prefix(tmp_path: Path, architecture: str)
     ("OlmoForCausalLM", {"clip_qkv": -1.0}, "clip_qkv"),
     ("InternLM3ForCausalLM", {"qkv_bias": True, "bias": False}, "bias"),
     ("GPTJForCausalLM", {"rotary_dim": 7}, "rotary_dim"),
-    ("FalconForCausalLM", {"alibi": True}, "alibi"),
+    ("BloomForCausalLM", {"apply_residual_connection_post_layernorm": True},
+     "apply_residual_connection_post_layernorm"),
+    ("BloomForCausalLM", {"n_head": 0}, "n_head"),
+    ("MptForCausalLM", {"attn_config": {"alibi": False}}, "attn_config.alibi"),
+    ("MptForCausalLM", {"attn_config": {"qk_ln": True}}, "attn_config.qk_ln"),
+    ("MptForCausalLM", {"attn_config": {"clip_qkv": -1}}, "attn_config.clip_qkv"),
+    ("MptForCausalLM", {"attn_config": {"alibi_bias_max": 16}}, "attn_config.alibi_bias_max"),
+    ("MptForCausalLM", {"attn_config": 3}, "attn_config"),
+    ("MptForCausalLM", {"no_bias": False}, "no_bias"),
+    ("MptForCausalLM", {"d_model": "wide"}, "d_model"),
     ("FalconForCausalLM", {"parallel_attn": False, "new_decoder_architecture": True},
      "parallel_attn"),
     ("OPTForCausalLM", {"do_layer_norm_before": False}, "do_layer_norm_before"),
@@ -477,6 +498,7 @@ def test_nan_stays_in_its_own_sequence(tmp_path: Path) -> None:
                                      {"architecture": "PhiForCausalLM", "qk_layernorm": True},
                                      {"architecture": "StableLmForCausalLM"},
                                      {"architecture": "OlmoForCausalLM", "clip_qkv": 2.0},
+                                     {"architecture": "BloomForCausalLM", "hidden_size": 128},
                                      {**GPT_OSS, "architecture": "GptOssForCausalLM",
                                       "num_experts_per_tok": 5, "head_dim": 32,
                                       "sliding_window": 9}])

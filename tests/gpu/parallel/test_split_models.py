@@ -30,6 +30,10 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "gemma3": lambda path: write_kind(path, "windows"),
     "deepseek": lambda path: write_kind(path, "deepseek"),
     "latent-no-query-rank": lambda path: write_deepseek(path, 5, q_lora_rank=None),
+    "bloom": lambda path: write_checkpoint(
+        path, "BloomForCausalLM", num_attention_heads=12, hidden_size=96),
+    "mpt": lambda path: write_checkpoint(
+        path, "MptForCausalLM", attn_config={"clip_qkv": 0.7}),
     "deepseek-v3.2": lambda path: write_checkpoint(
         path, "DeepseekV32ForCausalLM", n_routed_experts=8, num_experts_per_tok=3, n_group=4,
         topk_group=2, moe_intermediate_size=24, kv_lora_rank=32, q_lora_rank=24, qk_rope_head_dim=8,
