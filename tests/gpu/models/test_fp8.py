@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig, SpeculationConfig
 from actorium.actors.errors import BadModel
+from actorium.actors.models.model_files import INDEX
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.families.architectures import model_tensors, read_shape, shape_from_config
 from actorium.gpu.families.fp8_config import Fp8Shape, fp8_shape
@@ -31,7 +32,7 @@ from actorium.gpu.models.decoder import Decoder
 from actorium.gpu.models.mlp import mixture_fused
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.plan.weight_bytes import weight_bytes
-from actorium.gpu.weights.loader import INDEX, Fp8, read_tensors
+from actorium.gpu.weights.loader import Fp8, read_tensors
 from actorium.kernels.backends import triton_fault
 from actorium.kernels.scaled_linear import ScaledLinear, dequantise_rows, is_packed
 from actorium.tools.cli import main

@@ -24,13 +24,13 @@ from torch import Tensor
 
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
 from actorium.actors.errors import BadModel
+from actorium.actors.models.model_files import INDEX
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.families.architectures import model_tensors, shape_from_config
 from actorium.gpu.models.decoder import Decoder
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.step.staging import DeviceArrays
 from actorium.gpu.weights.fp8_weights import how_served, keeps
-from actorium.gpu.weights.loader import INDEX
 from actorium.kernels.backends import triton_fault
 from actorium.kernels.scaled_linear import (
     FP8,

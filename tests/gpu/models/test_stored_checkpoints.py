@@ -24,11 +24,11 @@ from transformers import AutoModelForCausalLM
 
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
 from actorium.actors.errors import BadConfig, BadModel
+from actorium.actors.models.model_files import INDEX
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.families.architectures import model_tensors
 from actorium.gpu.models.decoder import Decoder
 from actorium.gpu.models.registry import load_model
-from actorium.gpu.weights.loader import INDEX
 from actorium.kernels.cpu.grouped_native import NativeGrouped, NativeGroupedGated
 from actorium.kernels.grouped_rows import GroupedLinear
 from actorium.kernels.linear import Reordered
