@@ -333,8 +333,9 @@ def state_bytes(shape: ModelShape, demand: Demand) -> StateBytes:
 
 def token_bytes(shape: ModelShape, demand: Demand) -> int:
     """Bytes of a token's keys and values over all attention layers and the MTP layers."""
-    layers = sum(len(group.layers) for group in shape.groups)
-    return (layers + shape.mtp_layers) * _layer_bytes(shape, demand)
+    groups = sum(len(layers) * _layer_bytes(shape.of_layer(layers[0]), demand)
+                 for _, layers in shape.groups)
+    return groups + shape.mtp_layers * _layer_bytes(shape, demand)
 
 
 def _layer_bytes(shape: ModelShape, demand: Demand) -> int:
@@ -350,10 +351,11 @@ def kv_dtype(shape: ModelShape, demand: Demand) -> str:
 
 def _groups(shape: ModelShape, demand: Demand) -> list[Pool]:
     """The pools, still without pages."""
-    each = _layer_bytes(shape, demand) * demand.page_size
     pools = [Pool(f"window {window:,}" if window else "full attention", window, len(layers), 0,
-                  len(layers) * each) for window, layers in shape.groups]
+                  len(layers) * _layer_bytes(shape.of_layer(layers[0]), demand) * demand.page_size)
+             for window, layers in shape.groups]
     if shape.mtp_layers:
+        each = _layer_bytes(shape, demand) * demand.page_size
         pools.append(Pool("MTP layer", 0, shape.mtp_layers, 0, shape.mtp_layers * each))
     return pools
 
