@@ -10,9 +10,10 @@ import struct
 from collections import Counter
 
 from actorium.actors.errors import shown
-from actorium.actors.models.gguf_families import FUSED, GgufFamily, family
+from actorium.actors.models.gguf_families import GgufFamily, family
 from actorium.actors.models.gguf_file import GgufFile, read_tensor
 from actorium.actors.models.gguf_keys import COMMON, Config, read_keys
+from actorium.actors.models.gguf_names import FUSED
 from actorium.actors.models.gguf_tensors import checkpoint_tensors, kv_heads_of, layers_of
 from actorium.actors.models.gguf_tokenizer import end_ids
 
