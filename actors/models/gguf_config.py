@@ -54,6 +54,9 @@ def gguf_config(file: GgufFile) -> Config:
         config["rope_scaling"] = scaling
     if own.more is not None:
         config |= own.more(file, at, config)
+    if own.drafts:
+        layer = f"blk.{config['num_hidden_layers']}.nextn.eh_proj.weight"
+        config["num_nextn_predict_layers"] = int(layer in file.tensors)
     if eos := end_ids(file):
         config["eos_token_id"] = eos
     return config

@@ -62,6 +62,8 @@ class GgufFamily(NamedTuple):
     """Tensors that have a row for each head, which are tensors of their own; "{}" is its number."""
     numbers: dict[str, str] = {}
     """Keys that have a number for each layer, which are tensors of layers."""
+    drafts: dict[str, str] = {}
+    """Modules of the layer that drafts, the first of several; {}: none is served."""
 
 
 HYBRID_SHARED = {f"ffn_{own}.weight": JOINED for own in ("gate", "up", "gate_shexp", "up_shexp")}
@@ -130,18 +132,20 @@ FAMILIES = {
     "qwen3next": GgufFamily(
         "Qwen3NextForCausalLM", names.NEXT_LAYER, (*keys.DELTA_KEYS, *keys.DELTA_EXPERTS), EXPERTS,
         {**names.RECURRENT, **GATE_ROW}, fields.qwen3next_fields, norm_plus_one=True,
-        partial=True),
+        partial=True, drafts=names.QWEN_MTP),
     "qwen35": GgufFamily(
         "Qwen3_5ForCausalLM", names.DELTA_LAYER, keys.DELTA_KEYS, {}, names.RECURRENT,
-        fields.qwen35_fields, norm_plus_one=True, partial=True, tiled=names.TILED),
+        fields.qwen35_fields, norm_plus_one=True, partial=True, tiled=names.TILED,
+        drafts=names.QWEN_MTP),
     "qwen35moe": GgufFamily(
         "Qwen3_5MoeForCausalLM", names.DELTA_LAYER, (*keys.DELTA_KEYS, *keys.DELTA_EXPERTS),
         EXPERTS, {**names.RECURRENT, **GATE_ROW}, fields.qwen35_fields, norm_plus_one=True,
-        partial=True, tiled=names.TILED),
+        partial=True, tiled=names.TILED,
+        drafts=names.QWEN_MTP),
     "olmoe": GgufFamily("OlmoeForCausalLM", names.QWEN_MOE_LAYER, keys.QWEN_EXPERTS, EXPERTS,
                         more=fields.olmoe_fields),
     "glm4moe": GgufFamily("Glm4MoeForCausalLM", names.GLM4_MOE_LAYER, keys.GROUPED_KEYS, EXPERTS,
-                          more=fields.glm4moe_fields, partial=True),
+                          more=fields.glm4moe_fields, partial=True, drafts=names.DEEPSEEK_MTP),
     "dots1": GgufFamily("Dots1ForCausalLM", names.GROUPED_LAYER, keys.GROUPED_KEYS, EXPERTS,
                         more=fields.dots1_fields),
     "minimax-m2": GgufFamily(
@@ -187,16 +191,16 @@ FAMILIES = {
     "arcee": GgufFamily("ArceeForCausalLM", LAYER, permuted=True),
     "deepseek2": GgufFamily(
         "DeepseekV3ForCausalLM", names.DEEPSEEK_LAYER, keys.DEEPSEEK_KEYS, EXPERTS, EXPANDED,
-        fields.deepseek_fields, latent=True),
+        fields.deepseek_fields, latent=True, drafts=names.DEEPSEEK_MTP),
     "mistral4": GgufFamily(
         "Mistral4ForCausalLM", names.DEEPSEEK_LAYER, keys.DEEPSEEK_KEYS, EXPERTS, EXPANDED,
         fields.mistral4_fields, latent=True),
     "deepseek32": GgufFamily(
         "DeepseekV32ForCausalLM", names.INDEXED_LAYER, keys.INDEXED_KEYS, EXPERTS, EXPANDED,
-        fields.deepseek_fields, latent=True),
+        fields.deepseek_fields, latent=True, drafts=names.DEEPSEEK_MTP),
     "glm-dsa": GgufFamily(
         "GlmMoeDsaForCausalLM", names.INDEXED_LAYER, keys.INDEXED_KEYS, EXPERTS, EXPANDED,
-        fields.deepseek_fields, latent=True),
+        fields.deepseek_fields, latent=True, drafts=names.DEEPSEEK_MTP),
     "kimi-linear": GgufFamily(
         "KimiLinearForCausalLM", names.KIMI_LAYER, keys.KIMI_KEYS,
         experts_at("mlp.", ("w1", "w3", "w2")), {**EXPANDED, **names.KIMI_CHANGES},

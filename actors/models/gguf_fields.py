@@ -87,8 +87,7 @@ def mistral3_fields(file: GgufFile, at: str, config: Config) -> Config:
 
 
 def glm4moe_fields(file: GgufFile, at: str, config: Config) -> Config:
-    """The layer that drafts is not read."""
-    return {**glm_fields(file, at, config), "num_nextn_predict_layers": 0,
+    return {**glm_fields(file, at, config),
             "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors}
 
 

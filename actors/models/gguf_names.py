@@ -145,6 +145,17 @@ KIMI_LAYER: dict[str, Name] = {
 KIMI_CHANGES = {"ssm_a": "log_negated", **{
     f"ssm_conv1d_{own}.weight": "convolution" for own in "qkv"}}
 
+DEEPSEEK_MTP = {"": "model.layers.{0}.", **{
+    f"nextn.{name}": f"model.layers.{{0}}.{own}" for name, own in (
+        ("eh_proj", "eh_proj"), ("enorm", "enorm"), ("hnorm", "hnorm"),
+        ("shared_head_norm", "shared_head.norm"), ("embed_tokens", "embed_tokens"),
+        ("shared_head_head", "shared_head.head"))}}
+"""Modules of the layer that drafts; "": what the names of its others begin with. {0}: how many
+layers there are before it."""
+QWEN_MTP = {"": "mtp.layers.0.", "nextn.eh_proj": "mtp.fc", "nextn.shared_head_norm": "mtp.norm",
+            "nextn.enorm": "mtp.pre_fc_norm_embedding", "nextn.hnorm": "mtp.pre_fc_norm_hidden",
+            "nextn.embed_tokens": "mtp.embed_tokens", "nextn.shared_head_head": "mtp.head"}
+
 
 def experts_at(at: str, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
                ) -> dict[str, Name]:

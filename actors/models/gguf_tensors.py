@@ -68,6 +68,8 @@ class GgufPart(NamedTuple):
     """What is joined with it."""
     order: HeadOrder | None = None
     """None: value heads of a key head lie together."""
+    optional: bool = False
+    """A model may make nothing of it."""
 
     @property
     def kind(self) -> str:
@@ -89,7 +91,7 @@ class GgufPart(NamedTuple):
             return (shape[0] + self.other.shape[0], *shape[1:])
         if self.other is not None:  # [heads, rank, keys] and [heads, values, rank]
             return (shape[0] * (shape[2] + self.other.shape[1]), shape[1])
-        return {"row": (1, *shape), "convolution": (math.prod(shape[:-1]), 1, shape[-1]),
+        return {"row": (1, math.prod(shape)), "convolution": (math.prod(shape[:-1]), 1, shape[-1]),
                 "flat": (math.prod(shape),), "log_negated": (math.prod(shape),)
                 }.get(self.change, shape)
 
@@ -116,9 +118,22 @@ class _Names(NamedTuple):
                 raise self._unknown(name)
             return
         i, inner = int(layer[1]), layer[2]
-        if i >= self.layers or inner in COMPUTED:  # layers that draft are not read
+        if i < self.layers:
+            yield from self._of_layer(f"model.layers.{i}.", name, inner, stored)
+        elif i == self.layers and self.family.drafts:
+            prefix, (module, _, kind) = self.family.drafts[""].format(i), inner.rpartition(".")
+            parts = (self._named(f"{self.family.drafts[module].format(i)}.{kind}", inner, stored)
+                     if module and module in self.family.drafts else
+                     self._of_layer(prefix, name, inner, stored))
+            for part in parts:
+                yield part._replace(optional=True)
+
+    def _of_layer(self, prefix: str, name: str, inner: str,
+                  stored: GgufTensor) -> Iterator[GgufPart]:
+        """Those of a layer, whose names begin so."""
+        if inner in COMPUTED:
             return
-        prefix, (module, _, kind) = f"model.layers.{i}.", inner.rpartition(".")
+        module, _, kind = inner.rpartition(".")
         if inner in self.family.layer:
             yield from self._named(f"{prefix}{self.family.layer[inner]}", inner, stored)
         elif kind not in ("weight", "bias"):
@@ -148,7 +163,8 @@ class _Names(NamedTuple):
             change = MINUS_ONE
         if isinstance(names, str):
             part = GgufPart(names, stored, expert, None, self._paired(names, stored), change,
-                            order=self._order(inner, stored))
+                            order=self._order(inner, stored),
+                            optional=inner.startswith("indexer."))
             if change not in (LATENT, JOINED):
                 yield part
             elif inner.partition(".")[0] in SECOND:

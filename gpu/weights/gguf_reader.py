@@ -71,7 +71,7 @@ def gguf_tensors(source: Path, wanted: Wanted, dtype: torch.dtype, device: torch
         for part in own:
             if wanted(file, part.name, dtype, part.shape):
                 chosen.append(part)
-            elif part.name.endswith(".bias") and ".indexer." not in part.name:
+            elif part.name.endswith(".bias") and not part.optional:
                 raise BadModel(f"{file}: tensor {part.stored.name} is none of this architecture's "
                                "that are served")
         yield file, ((part.name, _tensor(part, dtype, device, keep)) for part in chosen)

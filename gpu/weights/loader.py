@@ -17,9 +17,10 @@ from torch import Tensor
 
 from actorium.actors.errors import BadModel, shown
 from actorium.actors.models.gguf_config import GGUF
-from actorium.actors.models.gguf_file import gguf_files
+from actorium.actors.models.gguf_file import gguf_files, read_gguf
 from actorium.actors.models.gguf_folder import SUFFIX as GGUF_SUFFIX
 from actorium.actors.models.gguf_folder import gguf_source
+from actorium.actors.models.gguf_tensors import checkpoint_tensors
 from actorium.actors.models.model_dir import read_json
 from actorium.actors.models.model_files import INDEX, MAX_INDEX, SINGLE, check_file, unindexed_files
 from actorium.gpu.families.fp8_config import Fp8Shape
@@ -144,6 +145,8 @@ def holds(path: Path, name: str) -> bool:
 
 def tensor_names(path: Path, renames: Renames = ()) -> set[str]:
     """Of all tensors of the checkpoint at `path`, by `plain_name`. Raises `BadModel`."""
+    if (source := gguf_source(path)) is not None:
+        return {part.name for part in checkpoint_tensors(read_gguf(source))}
     tensors: set[str] = set()
     for file, placed in checkpoint_files(path).items():
         names = placed

@@ -207,8 +207,7 @@ def _moved(name: str, weight: Tensor, config: Any, at: str) -> tuple[str, Tensor
     if name.endswith("ssm_norm.weight") and at == "granitehybrid":
         return (name, weight.view(config.mamba_n_groups, -1),
                 lambda own: weight.copy_(own.view_as(weight)))
-    if any(part in name for part in ("ssm_conv1d.weight", "gate_inp_shexp", "shortconv.conv.weight",
-                                     "probs_b")):
+    if any(part in name for part in ("ssm_conv1d.weight", "shortconv.conv.weight")):
         return name, weight.squeeze(), lambda own: weight.copy_(own.view_as(weight))
     return name, weight, weight.copy_
 

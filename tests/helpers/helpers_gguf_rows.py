@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import gguf
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 Put = Callable[[Tensor], object]
@@ -178,6 +180,36 @@ def stacked_head_norms(model: Any) -> Named:
     for name, parts in found.items():
         yield name, torch.stack(parts), lambda own, parts=parts: [
             part.copy_(row) for part, row in zip(parts, own, strict=True)]
+
+
+def drafting(checkpoint: Path, layers: int) -> Iterator[tuple[str, Tensor]]:
+    """Of the layer that drafts in a checkpoint, as DeepSeek and Qwen have it: the file's names, and
+    the tensors. Of experts those of all are one."""
+    qwen = {"fc": "eh_proj", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm",
+            "norm": "shared_head_norm", "shared_head.norm": "shared_head_norm"}
+    places = gguf.get_tensor_name_map(gguf.MODEL_ARCH.GLM4_MOE, layers + 1)
+    experts: dict[str, list[Tensor]] = {}
+    tensors = load_file(checkpoint / "model.safetensors")
+    for name in sorted(tensors, key=lambda name: [int(own) if own.isdecimal() else 0
+                                                  for own in name.split(".")]):
+        weight, stem = tensors[name], re.sub(r"^mtp\.layers\.0", f"model.layers.{layers}", name)
+        if not stem.startswith(("mtp.", f"model.layers.{layers}.")):
+            continue
+        own = stem.removeprefix("mtp.").removeprefix(f"model.layers.{layers}.")
+        if name.startswith("mtp.") and "norm" in name:
+            weight = weight + 1  # as in all of Qwen's layers
+        module, _, kind = own.rpartition(".")
+        if module in ("eh_proj", "enorm", "hnorm") or module in qwen:
+            yield f"blk.{layers}.nextn.{qwen.get(module, module)}.{kind}", weight
+        elif (part := re.fullmatch(r"mlp\.experts\.\d+\.(\w+)_proj", module)) is not None:
+            experts.setdefault(f"blk.{layers}.ffn_{part[1]}_exps.weight", []).append(weight)
+        elif not module.startswith(("embed_tokens", "shared_head")):
+            to = places.get_name(stem.replace("correction_bias", "correction.bias"),
+                                 try_suffixes=(".weight", ".bias"))
+            assert to is not None, name
+            yield to, weight
+    for name, parts in experts.items():
+        yield name, torch.stack(parts)
 
 
 # --- metadata ------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from helpers_models import load
 from actorium.actors.errors import BadModel
 from actorium.actors.models.gguf_config import gguf_config
 from actorium.actors.models.gguf_families import FAMILIES, VARIANTS
-from actorium.actors.models.gguf_file import read_gguf
-from actorium.actors.models.gguf_tensors import checkpoint_tensors
+from actorium.actors.models.gguf_file import TYPES, GgufTensor, read_gguf
+from actorium.actors.models.gguf_tensors import GgufPart, checkpoint_tensors
 from actorium.actors.models.model_dir import resolve
 from actorium.gpu.families.architectures import ARCHITECTURES as SERVED
 
@@ -158,6 +158,15 @@ def test_experts_gates_and_ups_in_one_tensor(tmp_path: Path) -> None:
     names = [{part.name: part.shape for part in checkpoint_tensors(read_gguf(path))}
              for path in (apart, joined)]
     assert names[0] == names[1]
+
+
+@pytest.mark.parametrize("shape", [(64,), (1, 64)])
+def test_the_gate_of_a_shared_expert_is_a_row_however_it_is_stored(shape: tuple[int, ...],
+                                                                  tmp_path: Path) -> None:
+    """llama.cpp's converters have written it both ways."""
+    stored = GgufTensor("blk.0.ffn_gate_inp_shexp.weight", TYPES[0], shape, tmp_path, 0, 256)
+    assert GgufPart("model.layers.0.mlp.shared_expert_gate.weight", stored,
+                    change="row").shape == (1, 64)
 
 
 def test_llama4_without_chunks(tmp_path: Path) -> None:
