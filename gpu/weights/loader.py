@@ -15,8 +15,9 @@ from torch import Tensor
 
 from actorium.actors.errors import BadModel, shown
 from actorium.actors.models.gguf_config import GGUF
-from actorium.actors.models.gguf_file import gguf_files
+from actorium.actors.models.gguf_file import gguf_files, read_gguf
 from actorium.actors.models.gguf_folder import gguf_source
+from actorium.actors.models.gguf_tensors import checkpoint_tensors
 from actorium.gpu.families.fp8_config import Fp8Shape
 from actorium.gpu.families.stored_weights import StoredWeights
 from actorium.gpu.families.tensor_names import Renames
@@ -101,6 +102,8 @@ def holds(path: Path, name: str) -> bool:
 
 def tensor_names(path: Path, renames: Renames = ()) -> set[str]:
     """Of all tensors of the checkpoint at `path`, by `plain_name`. Raises `BadModel`."""
+    if (source := gguf_source(path)) is not None:
+        return {part.name for part in checkpoint_tensors(read_gguf(source))}
     tensors: set[str] = set()
     for file, placed in checkpoint_files(path).items():
         names = placed
