@@ -21,7 +21,14 @@ from actorium.actors.models.gguf_file import gguf_files
 from actorium.actors.models.gguf_folder import SUFFIX as GGUF_SUFFIX
 from actorium.actors.models.gguf_folder import gguf_source
 from actorium.actors.models.model_dir import read_json
-from actorium.actors.models.model_files import INDEX, MAX_INDEX, SINGLE, check_file, unindexed_files
+from actorium.actors.models.model_files import (
+    INDEX,
+    MAX_INDEX,
+    PICKLES,
+    SINGLE,
+    check_file,
+    unindexed_files,
+)
 from actorium.gpu.families.fp8_config import Fp8Shape
 from actorium.gpu.families.stored_weights import StoredWeights
 from actorium.gpu.families.tensor_names import Renames
@@ -73,6 +80,9 @@ NESTED = (("language_model.model.", "model."), ("model.language_model.", "model.
 """Where checkpoints of text and images have their language model, and what it is called alone; the
 tower; what is called otherwise in those of a model without its head; and what some families call
 all but their layers' parts."""
+OF_TORCHAO = ((r"\._weight_qdata$", ".weight"), (r"\._weight_", ".weight_"))
+"""What torchao calls the tensors of a weight, and others those that are the same."""
+SCALED_INPUT = ".weight_act_pre_scale"
 ADAPTER = ".lora_A."
 """Part of names in a checkpoint of an adapter."""
 
@@ -125,9 +135,11 @@ def checkpoint_files(path: Path) -> dict[str, list[str] | None]:
         there = sorted(os.listdir(path))
         names = unindexed_files(there)
         if not names:
+            pickled = next((name for name in there if name.endswith(PICKLES)), None)
             gguf = next((path / name for name in there if name.endswith(GGUF_SUFFIX)), None)
             raise BadModel(f"{path}: no {SINGLE}, no {INDEX}, and no one other checkpoint in "
-                           f"safetensors{f'; name {gguf} itself to serve it' if gguf else ''}")
+                           f"safetensors{f'; name {gguf} itself to serve it' if gguf else ''}"
+                           f"{f'; {pickled} is pickled, which is never read' if pickled else ''}")
         shards = dict.fromkeys(names)
     for file in shards:
         try:
@@ -257,6 +269,9 @@ class TensorIntake:
         if self.parts is not None and name in self.parts.weights:
             return True
         scaled = self.pairs is not None or self.parts is not None
+        if name.endswith(SCALED_INPUT):
+            raise BadModel(f"{file}: tensor {stored}: numbers by which an input is multiplied are "
+                           "not supported")
         self.static += scaled and name.endswith(INPUT_SCALES)
         self.adapter = self.adapter or ADAPTER in name
         if self.pairs is None:
@@ -451,6 +466,6 @@ def plain_name(name: str, renames: Renames) -> str:
         if name.startswith(nested):
             name = plain + name[len(nested):]
             break
-    for part, own in renames:
+    for part, own in (*renames, *OF_TORCHAO):
         name = re.sub(part, own, name)
     return name
