@@ -67,6 +67,9 @@ NESTED = (("language_model.model.", "model."), ("model.language_model.", "model.
 """Where checkpoints of text and images have their language model, and what it is called alone; the
 tower; what is called otherwise in those of a model without its head; and what some families call
 all but their layers' parts."""
+OF_TORCHAO = ((r"\._weight_qdata$", ".weight"), (r"\._weight_", ".weight_"))
+"""What torchao calls the tensors of a weight, and others those that are the same."""
+SCALED_INPUT = ".weight_act_pre_scale"
 ADAPTER = ".lora_A."
 """Part of names in a checkpoint of an adapter."""
 
@@ -192,6 +195,9 @@ class TensorIntake:
         if self.parts is not None and name in self.parts.weights:
             return True
         scaled = self.pairs is not None or self.parts is not None
+        if name.endswith(SCALED_INPUT):
+            raise BadModel(f"{file}: tensor {stored}: numbers by which an input is multiplied are "
+                           "not supported")
         self.static += scaled and name.endswith(INPUT_SCALES)
         self.adapter = self.adapter or ADAPTER in name
         if self.pairs is None:
@@ -386,6 +392,6 @@ def plain_name(name: str, renames: Renames) -> str:
         if name.startswith(nested):
             name = plain + name[len(nested):]
             break
-    for part, own in renames:
+    for part, own in (*renames, *OF_TORCHAO):
         name = re.sub(part, own, name)
     return name

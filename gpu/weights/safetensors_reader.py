@@ -25,7 +25,14 @@ from torch import Tensor
 from actorium.actors.errors import BadModel, shown
 from actorium.actors.models.gguf_folder import SUFFIX as GGUF_SUFFIX
 from actorium.actors.models.model_dir import read_json
-from actorium.actors.models.model_files import INDEX, MAX_INDEX, SINGLE, check_file, unindexed_files
+from actorium.actors.models.model_files import (
+    INDEX,
+    MAX_INDEX,
+    PICKLES,
+    SINGLE,
+    check_file,
+    unindexed_files,
+)
 
 THREADS = 8
 """One reads some 5 GB/s of the page cache, and a device takes some 50."""
@@ -85,9 +92,11 @@ def checkpoint_files(path: Path) -> dict[str, list[str] | None]:
         there = sorted(os.listdir(path))
         names = unindexed_files(there)
         if not names:
+            pickled = next((name for name in there if name.endswith(PICKLES)), None)
             gguf = next((path / name for name in there if name.endswith(GGUF_SUFFIX)), None)
             raise BadModel(f"{path}: no {SINGLE}, no {INDEX}, and no one other checkpoint in "
-                           f"safetensors{f'; name {gguf} itself to serve it' if gguf else ''}")
+                           f"safetensors{f'; name {gguf} itself to serve it' if gguf else ''}"
+                           f"{f'; {pickled} is pickled, which is never read' if pickled else ''}")
         shards = dict.fromkeys(names)
     for file in shards:
         try:

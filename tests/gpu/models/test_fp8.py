@@ -293,7 +293,7 @@ def test_scales_that_are_missing_or_wrong(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("found", "word"), [
-    ({"quant_method": "hqq"}, "quant_method"), ({"bits": 4}, "quant_method"), ("fp8", "object"),
+    ({"quant_method": "quanto"}, "quant_method"), ({"bits": 4}, "quant_method"), ("fp8", "object"),
     ({"quant_method": "fp8", "weight_block_size": [64, 128]}, "weight_block_size"),
     ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt"),
     ({"quant_method": "fp8", "ignored_layers": [3]}, "ignored_layers")])

@@ -301,9 +301,9 @@ def test_weights_that_are_quantised_otherwise_are_refused(
         tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_checkpoint(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "hqq", "bits": 4}
+    config["quantization_config"] = {"quant_method": "quanto", "bits": 4}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(BadModel, match="quant_method: must be fp8, .*'hqq'"):
+    with pytest.raises(BadModel, match="quant_method: must be fp8, .*'quanto'"):
         load_quantised(tmp_path)
     assert main(["plan", str(tmp_path), "--quantization", "fp8"]) != 0
     assert "quant_method" in capsys.readouterr().err
