@@ -111,9 +111,6 @@ MODEL_TYPES = {
     "gpt_oss": ModelClass("GptOssForCausalLM", 131_072),
 }
 """By `model_type`."""
-INDEXED = {"DeepseekV32ForCausalLM": 2048, "GlmMoeDsaForCausalLM": 2048}
-"""Classes whose tokens attend to so many of those before them (`index_topk`, where a config does
-not tell), which an indexer chooses."""
 _POSITIONS = {own.name: own.positions for own in MODEL_TYPES.values()}
 
 

@@ -235,8 +235,8 @@ def shape_from_config(
                             "are), or fp8, int8 or int4 to quantise them", "model.quantization")
         quantization = "auto"
     shape = ARCHITECTURES[name].read(raw, where, dtype)
-    shape = replace(shape, fp8=fp8, max_model_len=within(shape.max_model_len, max_model_len, raw),
-                    vision=None if text_only else shape.vision).without_chunks()
+    shape = replace(shape, fp8=fp8, max_model_len=within(shape.max_model_len, max_model_len),
+                    vision=None if text_only else shape.vision).simplified()
     kept = stored.held(model_tensors(shape)) if stored else gguf_grouped(raw, where)
     if kept is not None and quantization == "auto":
         return replace(shape, grouped=kept)
@@ -263,7 +263,7 @@ def _by_transformers(raw: dict[str, Any], where: Path, dtype: str, max_model_len
         raise BadModel(f"{where}: {unsupported(raw['architectures'][0])}; nor is it by "
                        "transformers' class (--model-impl): "
                        f"{error.message.removeprefix(f'{where}: ')}") from None
-    return replace(shape, max_model_len=within(shape.max_model_len, max_model_len, raw))
+    return replace(shape, max_model_len=within(shape.max_model_len, max_model_len))
 
 
 def read_shape(path: Path, config: Config) -> ModelShape:

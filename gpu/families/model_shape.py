@@ -5,6 +5,7 @@ Nothing here needs torch: dtypes are names.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from actorium.actors.errors import BadConfig
@@ -14,6 +15,7 @@ from actorium.gpu.families.layer_shapes import (
     NOPE,
     ExpertShape,
     FullHeads,
+    IndexShape,
     LatentShape,
     LayerGroup,
     LayerNorms,
@@ -156,6 +158,8 @@ class ModelShape:
     """How they are chosen; None: by the highest probabilities."""
     latent: LatentShape | None = None
     """Attention over latents instead of keys and values."""
+    index: IndexShape | None = None
+    """What chooses the tokens that queries attend to; None: they attend to all before them."""
     mtp_layers: int = 0
     """1 where a layer of the checkpoint, beside all others, predicts further tokens (MTP)."""
     fp8: Fp8Shape | None = None
@@ -287,11 +291,21 @@ class ModelShape:
         still = bool(self.ropes) and self.ropes[self.rope_index(i)].kind == NOPE.kind
         return self.qk_norm and (self.norms_still or not still)
 
-    def without_chunks(self) -> ModelShape:
-        """The same where every sequence that is served is shorter than a chunk."""
-        if not self.chunked or max(self.windows) < self.max_model_len:
-            return self
-        return replace(self, chunked=False, windows=(0,) * self.layers)
+    def simplified(self) -> ModelShape:
+        """The same without what only sequences longer than any that is served need: chunks, an
+        indexer."""
+        own = self
+        if self.chunked and max(self.windows) >= self.max_model_len:
+            own = replace(own, chunked=False, windows=(0,) * self.layers)
+        if self.index is not None and self.index.chosen >= self.max_model_len:
+            own = replace(own, index=None)
+        return own
+
+    def index_layers(self, layers: Iterable[int]) -> tuple[int, ...]:
+        """Those of these layers that have an indexer, and its keys in their pages."""
+        if self.index is None:
+            return ()
+        return tuple(i for i in layers if i not in self.index.shared)
 
     def group_and_index(self, i: int) -> tuple[int, int]:
         """The group of the layer whose keys and values the i-th one attends to, and its index in

@@ -24,6 +24,7 @@ from actorium.gpu.families.tensor_specs import (
 )
 from actorium.gpu.models.forward_context import (
     NO_ATTENTION,
+    ChosenTokens,
     ForwardContext,
     GroupContext,
     StatePlan,
@@ -200,13 +201,20 @@ class LoadedModel(ABC):
     def group_contexts(self, batches: Sequence[ForwardBatch],
                        pools: Sequence[KVPagePool]) -> list[GroupContext]:
         """How the rows of a step attend in each group of layers."""
-        s = self.shape
-        return [GroupContext(
-                    own.kv_index, pool.layers, plan_attention(
-                        own, pool.page_size, group.window, s.attention_scale, self.attention,
-                        s.attention_cap, s.chunked) if s.attention_layers else NO_ATTENTION,
-                    pool.scales)
-                for own, pool, group in zip(batches, pools, s.groups, strict=True)]
+        return [self.group_context(own, pool, group.window)
+                for own, pool, group in zip(batches, pools, self.shape.groups, strict=True)]
+
+    def group_context(self, batch: ForwardBatch, pool: KVPagePool, window: int) -> GroupContext:
+        """The same of one group, or of a layer that drafts."""
+        s, plan, chosen = self.shape, NO_ATTENTION, None
+        if s.index is not None:
+            chosen = ChosenTokens(batch, pool.page_size, s.index.chosen, s.attention_scale,
+                                  self.attention.decode)
+        elif s.attention_layers:
+            plan = plan_attention(batch, pool.page_size, window, s.attention_scale, self.attention,
+                                  s.attention_cap, s.chunked)
+        return GroupContext(batch.kv_index, pool.layers, plan, pool.scales, pool.index_keys,
+                            chosen)
 
 
 class Decoder(LoadedModel):
@@ -413,9 +421,8 @@ class MtpDrafter:
         m = self.model
         if batch.extends and rows is not None:  # only then does the plan look at them
             batch = replace(batch, all_rows=False, logit_rows=rows)
-        plan = plan_attention(batch, pool.page_size, 0, m.shape.attention_scale, m.attention)
-        return ForwardContext(m.ropes_at(batch.turned_to)[:1],
-                    [GroupContext(batch.kv_index, pool.layers, plan, pool.scales)], None, [])
+        return ForwardContext(m.ropes_at(batch.turned_to)[:1], [m.group_context(batch, pool, 0)],
+                              None, [])
 
 
 def load_drafter(model: Decoder, tensors: WeightTensors) -> MtpDrafter | None:

@@ -128,6 +128,8 @@ def workspace_bytes(shape: ModelShape, tokens: int, rows: int) -> int:
         widths.append(3 * shape.q_size + 5 * shape.kv_size)
     if (m := shape.latent) is not None:
         widths = [m.query_rank + m.row + shape.heads * (m.query + 2 * m.row + m.value)]
+    if (x := shape.index) is not None:
+        widths[0] += x.dim + x.heads + 2 * x.heads * x.dim
     if shape.has_dense:
         widths.append(3 * max(own.intermediate for own in shape.kinds))
     if (e := shape.experts) is not None and (shape.sparse or e.beside):

@@ -40,7 +40,7 @@ LATENT = {"kv_lora_rank": 32, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope
           "v_head_dim": 12, "num_key_value_heads": 4, "head_dim": 8}
 LLAMA4 = {"intermediate_size_mlp": 80, "interleave_moe_layer_step": 2, "num_local_experts": 5,
           "attention_chunk_size": 64, "floor_scale": 7, "no_rope_layer_interval": 3}
-INDEXER = {"index_topk": 50, "index_head_dim": 16, "index_n_heads": 2}
+INDEXER = {"index_topk": 9, "index_head_dim": 12, "index_n_heads": 16}
 MINIMAX = {"num_local_experts": 5, "num_experts_per_tok": 2}
 ERNIE = {"moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 24}
 OLMOE = {"num_experts": 5, "num_experts_per_tok": 2}
@@ -192,7 +192,11 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
       "rope_parameters": {**MINISTRAL3, "mscale": 0.7, "llama_4_scaling_beta": 0.7}}),
     ("deepseek-v3.2", "DeepseekV32ForCausalLM", {**LATENT, **GROUPED, **INDEXER}),
     ("glm-5", "GlmMoeDsaForCausalLM",
-     {**LATENT, **GROUPED, **INDEXER, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
+     {**LATENT, **GROUPED, **INDEXER, "mlp_layer_types": ["sparse", "dense", "sparse"],
+      "indexer_types": ["full", "shared", "full"]}),
+    ("glm-5-shares-last", "GlmMoeDsaForCausalLM",
+     {**LATENT, **GROUPED, **INDEXER, "index_head_dim": 8, "index_topk_freq": 3,
+      "index_skip_topk_offset": 1, "attention_bias": True, "rope_parameters": YARN}),
     ("glm4-moe-lite", "Glm4MoeLiteForCausalLM",
      {**LATENT, **GROUPED, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
     ("llama4", "Llama4ForCausalLM", LLAMA4),
@@ -307,7 +311,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
       "num_global_key_value_heads": 1, "use_bidirectional_attention": "vision"}),
 ]
 RARER = ("granite-moe-not-shared", "ministral3-window-tied", "minimax-m2-odd", "dots1-no-windows",
-         "flex-olmo-bias", "glm-5")
+         "flex-olmo-bias", "glm-5-shares-last")
 LENGTHS = (1, 33, 5, 18, 18, 7)
 
 
@@ -478,6 +482,9 @@ def test_nan_stays_in_its_own_sequence(tmp_path: Path) -> None:
                                      {**LATENT, **GROUPED, "topk_group": 4, "n_routed_experts": 4,
                                       "architecture": "DeepseekV2ForCausalLM",
                                       "num_experts_per_tok": 4},
+                                     {**LATENT, **GROUPED, **INDEXER, "topk_group": 4,
+                                      "architecture": "DeepseekV32ForCausalLM",
+                                      "num_experts_per_tok": 8, "index_topk": 31},
                                      {"architecture": "HunYuanDenseV1ForCausalLM",
                                       "head_dim": 32},
                                      {"architecture": "Starcoder2ForCausalLM", "head_dim": 32},

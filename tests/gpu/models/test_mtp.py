@@ -33,7 +33,7 @@ from actorium.gpu.models.decoder import Decoder
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.plan.sizes import page_table_width
 from actorium.gpu.step.batch import ForwardBatch
-from actorium.gpu.step.pools import KVPagePool, make_pools
+from actorium.gpu.step.pools import KVPagePool, make_draft_pool, make_pools
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.speculation import make_proposer
 from actorium.gpu.step.staging import HostArrays
@@ -42,6 +42,9 @@ from actorium.gpu.weights.dtypes import TORCH_DTYPES
 
 __all__ = ["own_cache"]
 GLM = "Glm4MoeForCausalLM"
+GLM, V32 = "Glm4MoeForCausalLM", "DeepseekV32ForCausalLM"
+LATENT = {"kv_lora_rank": 32, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
+          "v_head_dim": 12, "num_key_value_heads": 4, "head_dim": 8}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek": (DEEPSEEK, {}),
     "deepseek-yarn": (DEEPSEEK, {"rope_parameters": YARN, "rope_interleave": False,
@@ -49,6 +52,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4-moe": (GLM, {
         "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
         "moe_intermediate_size": 24, "use_qk_norm": True, "num_nextn_predict_layers": 1}),
+    "deepseek-v3.2": (V32, {
+        **LATENT, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
+        "moe_intermediate_size": 24, "num_nextn_predict_layers": 1,
+        "mtp_layer_types": ["full_attention"], "mtp_mlp_layer_types": ["sparse"],
+        "num_mtp_layers": 1, "index_topk": 9, "index_head_dim": 12, "index_n_heads": 16}),
     "qwen3.5": (DENSE, {}),
     "qwen3.5-moe": (SPARSE, {}),
     "qwen3-next": (NEXT, {}),
@@ -71,8 +79,9 @@ def write(path: Path, architecture: str, **options: Any) -> tuple[Any, Any]:
     """A checkpoint with its MTP layer; transformers' model and its `MtpModel`."""
     if architecture == DEEPSEEK:
         oracle = write_deepseek(path, 3, **options)
-    elif architecture == GLM:
+    elif architecture in (GLM, V32):
         oracle = write_checkpoint(path, architecture, 3, **options)
+        oracle.set_attn_implementation("eager")  # only then is the MTP layer given a mask
     else:
         oracle = write_hybrid(path, architecture, 3, **options)
         promise(path, mtp_num_hidden_layers=1)
@@ -125,8 +134,8 @@ class Driver(Stepper):
     def __init__(self, model: Any, page_size: int = 16) -> None:
         super().__init__(model, 2048 // page_size, page_size)
         shape = model.shape
-        self.pool = KVPagePool(shape, self.pages, page_size, TORCH_DTYPES[shape.dtype], CPU, 1)
-        for layer in self.pool.layers:
+        self.pool = make_draft_pool(shape, self.pages, page_size, TORCH_DTYPES[shape.dtype], CPU)
+        for layer in self.pool.tensors:
             layer.fill_(math.nan)
 
     def batch(self, extends: list[tuple[Seq, int]], decodes: list[Seq],

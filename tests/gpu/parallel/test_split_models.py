@@ -30,6 +30,11 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "gemma3": lambda path: write_kind(path, "windows"),
     "deepseek": lambda path: write_kind(path, "deepseek"),
     "latent-no-query-rank": lambda path: write_deepseek(path, 5, q_lora_rank=None),
+    "deepseek-v3.2": lambda path: write_checkpoint(
+        path, "DeepseekV32ForCausalLM", n_routed_experts=8, num_experts_per_tok=3, n_group=4,
+        topk_group=2, moe_intermediate_size=24, kv_lora_rank=32, q_lora_rank=24, qk_rope_head_dim=8,
+        qk_nope_head_dim=16, v_head_dim=12, num_key_value_heads=4, head_dim=8, index_topk=9,
+        index_head_dim=12, index_n_heads=16, attention_bias=True),
     "qwen3.5": lambda path: write_kind(path, "hybrid"),
     "qwen3-moe": lambda path: write_kind(path, "experts"),
     "qwen3.5-moe": lambda path: write_kind(path, "sparse"),
