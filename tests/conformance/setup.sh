@@ -131,6 +131,17 @@ llamacpp() {
     echo "$LLAMACPP" > "$folder/.ready"
 }
 
+# llama.cpp, built for this processor (some minutes), for benchmarks/scenarios/gguf_files.py.
+llama() {
+    local folder=$build/llama
+    if fresh "$folder/.ready" "$LLAMACPP"; then return; fi
+    rm -rf "$folder"
+    "$venv/bin/python" -m venv "$folder"
+    CMAKE_ARGS="-DLLAVA_BUILD=OFF" "$folder/bin/python" -m pip --disable-pip-version-check install \
+        --quiet --no-binary llama-cpp-python "llama-cpp-python==$LLAMACPP"
+    echo "$LLAMACPP" > "$folder/.ready"
+}
+
 # Debian's Prometheus, which scrapes what the dashboard shows.
 prometheus() {
     if type -P prometheus > /dev/null; then return; fi
