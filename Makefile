@@ -122,10 +122,12 @@ adversary: $(VENV)/.ready-test
 # one, with environments of their own; the openai package in both of its versions.
 # docs/conformance.md says more.
 conformance: AGENTS = tests/conformance/test_openai_agents.py tests/conformance/test_pydantic_ai.py
+conformance: QUANTISERS = tests/conformance/test_quantisers.py
 conformance: $(VENV)/.ready-test
 	VENV=$(VENV) bash tests/conformance/setup.sh
-	build/clients/bin/python -m pytest tests/conformance $(AGENTS:%=--ignore %) -m conformance $(PYTEST_FLAGS)
+	build/clients/bin/python -m pytest tests/conformance $(patsubst %,--ignore %,$(AGENTS) $(QUANTISERS)) -m conformance $(PYTEST_FLAGS)
 	build/agents/bin/python -m pytest $(AGENTS) -m conformance $(PYTEST_FLAGS) || [ $$? = 5 ]  # none chosen
+	build/quantisers/bin/python -m pytest $(QUANTISERS) -m conformance $(PYTEST_FLAGS) || [ $$? = 5 ]
 	$(BIN)/python -m pytest tests/conformance/test_openai.py -m conformance $(PYTEST_FLAGS)
 	$(BIN)/python -m pytest tests/gpu/models/test_transformers_model.py $(PYTEST_FLAGS)
 	build/clients/bin/python -m pytest tests/actors/gateway/test_gateway.py tests/actors/gateway/test_gateway_apis.py

@@ -106,6 +106,8 @@ MODEL_TYPES = {
     "mpt": ModelClass("MptForCausalLM", 2048),
     "persimmon": ModelClass("PersimmonForCausalLM", 16_384),
     "jais2": ModelClass("Jais2ForCausalLM", 8192),
+    "gemma4_text": ModelClass("Gemma4ForCausalLM", 131_072),
+    "gemma4": ModelClass("Gemma4ForConditionalGeneration", 131_072),
     "vaultgemma": ModelClass("VaultGemmaForCausalLM", 8192),
     "opt": ModelClass("OPTForCausalLM", 2048),
     "gpt_oss": ModelClass("GptOssForCausalLM", 131_072),

@@ -45,6 +45,8 @@ class AttentionNeeds(NamedTuple):
     """Heads have attention sinks."""
     alibi: bool = False
     """Scores fall with the distance of tokens."""
+    other_dim: int = 0
+    """Head size of other layers, which is smaller; 0 = all have the same."""
 
 
 class Capabilities(NamedTuple):
@@ -130,9 +132,9 @@ bfloat16, fp8_e4m3, fp8_e5m2, int8)'
          f"its latents are of {can.most_latent_row} numbers at most, with the rotated key"),
         (bool(needs.latent_rank) or not can.most_head_dim or needs.head_dim <= can.most_head_dim,
          f"its heads are of {can.most_head_dim} numbers at most, the model's of {needs.head_dim}"),
-        (bool(needs.latent_rank) or needs.head_dim % can.head_dim_step == 0,
-         f"its heads are of multiples of {can.head_dim_step} numbers, the model's of "
-         f"{needs.head_dim}"),
+        *((bool(needs.latent_rank) or dim % can.head_dim_step == 0,
+           f"its heads are of multiples of {can.head_dim_step} numbers, the model's of {dim}")
+          for dim in (needs.head_dim, needs.other_dim)),
         (not can.page_sizes or needs.page_size in can.page_sizes,
          f"its pages are of {' or '.join(map(str, can.page_sizes))} tokens, not {needs.page_size}"),
         (can.windows or not needs.windows, "it has no sliding windows"),
@@ -149,8 +151,8 @@ def needs_of(shape: ModelShape, device: str, kv_cache_dtype: str, page_size: int
              drafts: int = 0) -> AttentionNeeds:
     """What this model asks for. kv_cache_dtype: as configured; drafts: of a step, at most."""
     cache = shape.dtype if kv_cache_dtype == "auto" else kv_cache_dtype
-    latent = shape.latent
-    return AttentionNeeds(device, shape.dtype, cache, shape.head_dim, page_size,
+    latent, (*others, widest) = shape.latent, sorted({own.head_dim for own in shape.kinds})
+    return AttentionNeeds(device, shape.dtype, cache, widest, page_size,
                           not shape.chunked and any(group.window for group in shape.groups),
                           latent.rank if latent else 0, 1 + drafts, shape.attention_cap > 0,
-                          shape.sinks, bool(shape.alibi))
+                          shape.sinks, bool(shape.alibi), *others)

@@ -39,6 +39,7 @@ from actorium.gpu.families.dense_config import (
     smollm3,
 )
 from actorium.gpu.families.fp8_config import served_fp8
+from actorium.gpu.families.gemma_config import gemma4, gemma4_layer
 from actorium.gpu.families.granite_config import (
     granite,
     granite_hybrid,
@@ -201,6 +202,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "VaultGemmaForCausalLM": Architecture(vault_gemma, causal_layer),
     "OPTForCausalLM": Architecture(ln.opt, causal_layer, names.OPT),
     "GptOssForCausalLM": Architecture(gpt_oss, hybrid_layer),
+    "Gemma4ForCausalLM": Architecture(gemma4, gemma4_layer),
+    "Gemma4ForConditionalGeneration": Architecture(gemma4, gemma4_layer),
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""
@@ -334,9 +337,9 @@ def mtp_names(s: ModelShape) -> MtpNames | None:
 
 
 def attention_modules(s: ModelShape) -> list[str]:
-    """What the names of each attention layer's tensors begin with; that of a layer that drafts is
-    the last."""
+    """What the names of the tensors of each layer with keys and values begin with; that of a layer
+    that drafts is the last."""
     names = mtp_names(s)
     found = [s.parts[i].attention if s.parts else f"{layer_prefix(i)}{ATTENTION}"
-             for i in s.attention_layers]
+             for i in s.attention_layers if s.owns_kv(i)]
     return [*found, f"{names.layer}{ATTENTION}"] if names else found

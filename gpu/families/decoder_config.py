@@ -133,7 +133,7 @@ def read_rope(get: Fields, name: str, found: Any, base: float,
     """
     if not isinstance(found, dict):
         raise get.bad(name, "must be an object")
-    r = Fields(found, get.where, f"{name}.")
+    r = Fields(found, get.where, f"{get.prefix}{name}.")
     theta = r.float("rope_theta", base)
     kind = found.get("rope_type") or found.get("type") or "default"
     kind = ROPE_NAMES.get(kind, kind) if isinstance(kind, str) else kind

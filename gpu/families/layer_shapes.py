@@ -35,6 +35,8 @@ class RopeShape:
     axes: tuple[int, ...] = ()
     """Which of a token's positions turns each pair: 0 that in time, 1 in height, 2 in width. Of
     text all three are one; (): so are they of everything."""
+    share: float = 1.0
+    """Of proportional: the part of a head's pairs that turn, the fastest ones."""
 
 
 NOPE = RopeShape("none")
@@ -96,6 +98,11 @@ class ExpertShape(NamedTuple):
     latent: int = 0
     """Width of what the experts take and give, which two projections make of hidden states and
     back; 0 = hidden states."""
+    activation: str = "silu"
+    """silu or gelu (its tanh form)."""
+    beside: bool = False
+    """They stand beside the dense MLP of every layer, with norms and a router input of their
+    own."""
 
 
 class Routing(NamedTuple):
@@ -205,8 +212,28 @@ class Multipliers(NamedTuple):
     down: float
 
 
+class FullHeads(NamedTuple):
+    """Heads of the layers with full attention, where windowed layers have others."""
+
+    kv_heads: int
+    head_dim: int
+    keys_as_values: bool
+    """Values are what the projection of keys gives, before its norm and rotation."""
+
+
+class TokenInputs(NamedTuple):
+    """Per-layer embeddings: what each token gives every layer by itself, of its id in a table and
+    of its embedding by a projection."""
+
+    vocab: int
+    """Rows of the table."""
+    size: int
+    """Width for each layer."""
+
+
 class LayerGroup(NamedTuple):
-    """The layers of one attention window: they share a page pool and a page table."""
+    """The layers of one attention window that have keys and values: they share a page pool and a
+    page table."""
 
     window: int
     """Tokens a query sees, itself included; 0 = all."""

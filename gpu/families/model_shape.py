@@ -14,6 +14,7 @@ from actorium.gpu.families.layer_shapes import (
     GATED,
     NOPE,
     ExpertShape,
+    FullHeads,
     IndexShape,
     LatentShape,
     LayerGroup,
@@ -23,6 +24,7 @@ from actorium.gpu.families.layer_shapes import (
     QueryScaling,
     RopeShape,
     Routing,
+    TokenInputs,
 )
 from actorium.gpu.families.recurrent_shapes import RecurrentShape, StateShape, part, shared
 from actorium.gpu.families.vision_shape import VisionShape
@@ -134,6 +136,19 @@ class ModelShape:
     """The pairs that are rotated lie side by side in the checkpoint, not half the part apart."""
     layer_ropes: tuple[int, ...] = ()
     """Of each layer, the index of its rope; (): by its window."""
+    full_heads: FullHeads | None = None
+    """None: the heads of all layers are alike."""
+    keys_as_values: bool = False
+    """See `FullHeads`; of all layers."""
+    value_norm: bool = False
+    """Values are normed, head by head, without weights."""
+    kv_sources: tuple[int, ...] = ()
+    """Of each layer, the one whose keys and values it attends to, an earlier one where it has none
+    of its own; (): its own."""
+    shared_intermediate: int = 0
+    """Of the MLPs in layers without keys and values of their own; 0: `intermediate`."""
+    token_inputs: TokenInputs | None = None
+    """None: layers take nothing but hidden states."""
     output_gate: bool = False
     """What attention gives is gated by a sigmoid, projected with the queries."""
     recurrent: tuple[int, ...] = ()
@@ -184,7 +199,8 @@ class ModelShape:
     def adjusts_qkv(self) -> bool:
         """Whether queries, keys and values are clipped, or normed otherwise than by the RMS of each
         head."""
-        return self.whole_qk_norm or self.clip_qkv > 0 or (self.qk_norm and self.layer_norm)
+        return (self.whole_qk_norm or self.clip_qkv > 0 or self.value_norm
+                or (self.qk_norm and self.layer_norm))
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
@@ -201,8 +217,46 @@ class ModelShape:
         tokens, and knows prefixes, by pages."""
         by_window: dict[int, list[int]] = {}
         for i in self.attention_layers or (0,):
-            by_window.setdefault(self.windows[i], []).append(i)
+            if self.owns_kv(i):
+                by_window.setdefault(self.windows[i], []).append(i)
         return tuple(LayerGroup(window, tuple(own)) for window, own in by_window.items())
+
+    def owns_kv(self, i: int) -> bool:
+        """Whether the i-th layer, which has attention, has keys and values of its own."""
+        return not self.kv_sources or i >= self.layers or self.kv_sources[i] == i
+
+    def of_layer(self, i: int) -> ModelShape:
+        """The same with heads and MLP of the i-th layer, where those of layers differ."""
+        full = None if i >= self.layers or self.windows[i] else self.full_heads
+        shape = self if full is None else replace(
+            self, kv_heads=full.kv_heads, head_dim=full.head_dim, full_heads=None,
+            keys_as_values=full.keys_as_values)
+        if self.shared_intermediate and not self.owns_kv(i):
+            return replace(shape, intermediate=self.shared_intermediate)
+        return shape
+
+    @property
+    def kinds(self) -> tuple[ModelShape, ...]:
+        """The shapes `of_layer` that there are."""
+        if self.full_heads is None and not self.shared_intermediate:
+            return (self,)
+        alike = {(self.windows[i] > 0, self.owns_kv(i)): i for i in range(self.layers)}
+        return tuple(self.of_layer(i) for i in alike.values())
+
+    def of_rope(self, index: int) -> ModelShape:
+        """The shape of the layers with this rope."""
+        return next((self.of_layer(i) for i in range(self.layers)
+                     if self.rope_index(i) == index), self)
+
+    @property
+    def rope_columns(self) -> int:
+        """Width of the tables of cosines (and of sines) of all ropes, side by side."""
+        return sum(self.of_rope(r).head_dim for r in range(len(self.ropes or (0,))))
+
+    @property
+    def token_width(self) -> int:
+        """Of what a token gives all layers by itself; 0: nothing."""
+        return self.layers * self.token_inputs.size if self.token_inputs else 0
 
     @property
     def has_dense(self) -> bool:
@@ -259,8 +313,9 @@ class ModelShape:
         return tuple(i for i in layers if i not in self.index.shared)
 
     def group_and_index(self, i: int) -> tuple[int, int]:
-        """The group of the i-th layer, which has attention, and its index in it. A layer that
-        drafts, behind all others, has a pool of its own, and so both are 0."""
+        """The group of the layer whose keys and values the i-th one attends to, and its index in
+        it. A layer that drafts, behind all others, has a pool of its own, and so both are 0."""
+        i = self.kv_sources[i] if self.kv_sources and i < self.layers else i
         for g, group in enumerate(self.groups):
             if i in group.layers:
                 return g, group.layers.index(i)
@@ -302,8 +357,11 @@ class ModelShape:
             step = tp * (self.grouped.step if self.grouped else 1)
             experts = experts._replace(size=-(-experts.size // step) * (step // tp),
                                        shared=-(-experts.shared // tp))
+        full = self.full_heads
         return replace(
             self, tp=tp, whole_vocab_size=self.vocabulary,
+            full_heads=full and full._replace(kv_heads=shared(full.kv_heads, tp, "kv heads")),
+            shared_intermediate=-(-self.shared_intermediate // tp),
             kv_heads=shared(self.kv_heads, tp, "kv heads"),
             heads=part(self.heads, tp, "attention heads"), experts=experts,
             intermediate=-(-self.intermediate // tp), vocab_size=-(-self.vocab_size // tp),

@@ -24,6 +24,10 @@ EMBED, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm", "lm_head.we
 EMBED_NORM = "model.embed_norm"
 POSITIONS = "model.embed_positions.weight"
 """The table of learned positions."""
+TOKEN_TABLE, TOKEN_PROJECTION, TOKEN_NORM = (
+    "model.embed_tokens_per_layer", "model.per_layer_model_projection",
+    "model.per_layer_projection_norm")
+"""What makes the inputs that tokens give every layer by themselves; see `TokenInputs`."""
 EMBED_AND_HEAD = (EMBED, HEAD)
 """The tensors that are not a projection's and can be held in 4 to 8 bits."""
 ATTENTION = "self_attn."
@@ -126,6 +130,10 @@ def embedding_and_head_tensors(s: ModelShape) -> list[TensorSpec]:
         specs += norm_tensors("", s, (EMBED_NORM,))
     if s.learned_positions:
         specs.append(TensorSpec(POSITIONS, (s.learned_positions, s.hidden)))
+    if (given := s.token_inputs) is not None:
+        specs += [TensorSpec(f"{TOKEN_TABLE}.weight", (given.vocab, s.token_width)),
+                  *linear_tensors(TOKEN_PROJECTION, s.token_width, s.hidden),
+                  TensorSpec(f"{TOKEN_NORM}.weight", (given.size,))]
     if s.head_bias:
         specs.append(TensorSpec("lm_head.bias", (s.vocab_size,)))
     return specs if s.tied else [*specs, TensorSpec(HEAD, (s.vocab_size, s.hidden))]

@@ -45,6 +45,8 @@ class StepInputs:
         self.hidden = take((rows, model.shape.hidden), model.dtype)
         self._tables = [_bits(table) for table in model.ropes]
         self.ropes = [take((rows, *table.shape[1:]), table.dtype) for table in model.ropes]
+        if model.shape.token_width:
+            self.ropes.append(take((rows, model.shape.token_width), model.dtype))
         self.kv_index = take((groups, rows))
         self.pages = take((groups, rows, width), torch.int32)
         self.lens = take((rows,), torch.int32)
@@ -74,10 +76,13 @@ class StepInputs:
         """The step's own."""
         batch, (kv_index, pages, lens, rows, accepted) = batches[0], self._arrays
         n, tokens = batch.decode_rows, len(batch.tokens)
-        self._hidden[:tokens] = _bits(model.embedded(batch.tokens, batch.turned_to))
+        hidden = model.embedded(batch.tokens, batch.turned_to)
+        self._hidden[:tokens] = _bits(hidden)
         positions = batch.turned_to.numpy()
-        for to, table in zip(self._ropes, self._tables, strict=True):
+        for to, table in zip(self._ropes, self._tables, strict=False):
             to[:tokens] = table[positions]
+        for given in model.token_inputs(batch.tokens, hidden):
+            self._ropes[-1][:tokens] = _bits(given)
         for g, own in enumerate(batches):
             assert own.decode_pages is not None and own.decode_kv_lens is not None
             kv_index[g, :tokens] = own.kv_index.numpy()

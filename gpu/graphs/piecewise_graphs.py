@@ -164,8 +164,10 @@ class PiecewiseGraphRunner:
         groups = [GroupContext(inputs.kv_index(g, size), pool.layers, NO_ATTENTION, pool.scales,
                                pool.index_keys)
                   for g, pool in enumerate(self._pools)]
-        step = ForwardContext(model.ropes_at(inputs.positions(size)), groups, None, [])
-        hidden = model.embedded(inputs.tokens(size), inputs.positions(size))
+        tokens, positions = inputs.tokens(size), inputs.positions(size)
+        hidden = model.embedded(tokens, positions)
+        ropes = [*model.ropes_at(positions), *model.token_inputs(tokens, hidden)]
+        step = ForwardContext(ropes, groups, None, [])
         return step, *model.runs[0].enter(hidden, step)
 
     def _next(self, before: LayerRun, run: LayerRun, step: ForwardContext, y: Tensor,

@@ -55,6 +55,8 @@ class Attention:
     """Of pages in FP8, f32[2 * kv_heads]; None: all 1. Pages in INT8 have others beside them."""
     sinks: Tensor | None = None
     """f32[heads], see `Attend`."""
+    value_norm: Tensor | None = None
+    """[head_dim], ones: of every value head."""
 
     @property
     def inner(self) -> int:
@@ -92,10 +94,12 @@ class Attention:
         return ops.linear(y, self.o)
 
     def norm_qk(self, qkv: Tensor) -> Tensor:
-        """Queries and keys normed, by head, or each over the heads of all ranks, and all three
-        clipped, where the model does. qkv: [T, (heads + 2 * kv_heads) * head_dim], which may be
-        overwritten."""
+        """Queries and keys normed, by head, or each over the heads of all ranks, values by head,
+        and all three clipped, where the model does. qkv: [T, (heads + 2 * kv_heads) * head_dim],
+        which may be overwritten; where keys are values, without these."""
         s = self.shape
+        if self.value_norm is not None:
+            qkv = self._norm_values(qkv, self.value_norm)
         if self.layer_norm is not None:
             heads = qkv.view(len(qkv), -1, s.head_dim)[:, :s.heads + s.kv_heads]
             self.ops.layer_norm(heads, self.layer_norm, s.norm_eps, heads)
@@ -113,6 +117,14 @@ class Attention:
         else:
             q, k = norm_over(self.ranks, (q, k), weights, s.norm_eps)
         return torch.cat((q, k, v), 1)
+
+    def _norm_values(self, qkv: Tensor, weight: Tensor) -> Tensor:
+        """qkv with values normed, which are its last columns, those of keys where keys are values:
+        [T, (heads + 2 * kv_heads) * head_dim]."""
+        s = self.shape
+        values = qkv[:, -s.kv_size:].contiguous().view(-1, s.head_dim)
+        normed = self.ops.rms_norm(values, weight, s.norm_eps).view(-1, s.kv_size)
+        return torch.cat((qkv[:, :s.q_size + s.kv_size], normed), 1)
 
     def write_kv(self, k: Tensor, v: Tensor, step: ForwardContext) -> None:
         """Keys, rotated, and values go to the pages. k, v: [T, kv_heads, head_dim]."""
@@ -146,16 +158,18 @@ class Attention:
         return y.reshape(-1, s.q_size)
 
 
-def attention(w: LayerWeights, s: ModelShape, i: int) -> Attention:
+def attention(w: LayerWeights, whole: ModelShape, i: int) -> Attention:
     """The attention of these weights, in the i-th layer."""
+    s = whole.of_layer(i)
     order, norm, query_weight = head_order(s), None, None
     if s.output_gate or s.interleaved or s.rotary_dim not in (0, s.head_dim):
         qkv, gate = turned_projections(w, s, order)
     else:
-        qkv, gate = w.linear(s.qkv_bias, "q_proj", "k_proj", "v_proj"), None
-    whole = w.pop("q_norm.weight", "k_norm.weight") if s.whole_qk_norm else None
-    if whole is not None:
-        whole = whole.view(-1, s.head_dim)[:, order.to(whole.device)].flatten()
+        names = ("q_proj", "k_proj", "v_proj")[:2 if s.keys_as_values else 3]
+        qkv, gate = w.linear(s.qkv_bias, *names), None
+    over_all = w.pop("q_norm.weight", "k_norm.weight") if s.whole_qk_norm else None
+    if over_all is not None:
+        over_all = over_all.view(-1, s.head_dim)[:, order.to(over_all.device)].flatten()
     by_head = layer_norms(w, s, order) if s.qk_norm and s.layer_norm else None
     if s.norms_heads(i) and not all(s.head_norms):
         norm = torch.ones((s.heads + s.kv_heads, s.head_dim), dtype=TORCH_DTYPES[s.dtype],
@@ -167,11 +181,12 @@ def attention(w: LayerWeights, s: ModelShape, i: int) -> Attention:
             # behind it, a score has the products alone.
             query_weight, qn, kn = qn * kn, torch.ones_like(qn), torch.ones_like(kn)
         norm = torch.cat((qn.expand(s.heads, -1), kn.expand(s.kv_heads, -1)))
-    group, index = s.group_and_index(i)
+    ones = torch.ones(s.head_dim, dtype=TORCH_DTYPES[s.dtype], device=w.device)
     return Attention(
-        s, w.ops, qkv, gate, w.summed(s.o_bias, "o_proj"), norm, group, index,
-        s.rope_index(i), w.group, whole, by_head, query_weight, s.query_table(i),
-        w.optional(KV_SCALES), w.pop(SINKS) if s.sinks else None)
+        s, w.ops, qkv, gate, w.summed(s.o_bias, "o_proj"), norm, *whole.group_and_index(i),
+        s.rope_index(i), w.group, over_all, by_head, query_weight, s.query_table(i),
+        w.optional(KV_SCALES), w.pop(SINKS) if s.sinks else None,
+        ones if s.value_norm else None)
 
 
 def layer_norms(w: LayerWeights, s: ModelShape, order: Tensor) -> Tensor:

@@ -104,6 +104,11 @@ class Layer:
     parallel: bool = field(default=False, kw_only=True)
     """See `ModelShape`, as of the last."""
 
+    @property
+    def waits(self) -> bool:
+        """See `Mlp`."""
+        return self.mlp is not None and self.mlp.waits
+
     def forward(self, hidden: Tensor, step: ForwardContext) -> Tensor:
         """The layer, written plainly; what runs is made of it by passes: see `LayerRun`."""
         if self.parallel and self.mlp is not None:
@@ -158,7 +163,8 @@ class LoadedModel(ABC):
         self.shape, self.device, self.group = shape, device, group
         self.attention = attention
         self.dtype = TORCH_DTYPES[shape.dtype]
-        self.ops = select_ops(self.dtype, device, shape.head_dim, native, kernels,
+        widest = max(own.head_dim for own in shape.kinds)
+        self.ops = select_ops(self.dtype, device, widest, native, kernels,
                               attention.exact_states)
         self.slopes: Tensor | None = None
         """f32[heads]: of this rank's heads, where scores fall with distance."""
@@ -254,6 +260,7 @@ class Decoder(LoadedModel):
         self.norm = whole.norm_of(shape, FINAL_NORM, device)
         self.embed_norm = whole.norm_of(shape, EMBED_NORM, device) if shape.embed_norm else None
         self.positions = whole.pop(POSITIONS) if shape.learned_positions else None
+        self.load_more(whole)
         self.ropes = [table.to(device) for table in rope_tables(shape)]
         self.end_part = Head(self.norm, shape.norm_eps, self.head, shape.logit_scale,
                              shape.logit_cap, shape.layer_norm)
@@ -264,21 +271,22 @@ class Decoder(LoadedModel):
     @property
     def waits(self) -> bool:
         drafts = self.drafter is not None and self.drafter.waits
-        return drafts or any(layer.mlp is not None and layer.mlp.waits for layer in self.layers)
+        return drafts or any(layer.waits for layer in self.layers)
 
     @torch.inference_mode()
     def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[KVPagePool],
                 recurrent: RecurrentBatch | None = None) -> Tensor:
         batch = batches[0]
         hidden = self.embedded(batch.tokens, batch.turned_to)
+        ropes = [*self.ropes_at(batch.turned_to), *self.token_inputs(batch.tokens, hidden)]
         return self.run_layers(with_embeddings(batch.images, hidden), batches, pools, recurrent,
-                               self.ropes_at(batch.turned_to))
+                               ropes)
 
     def run_layers(self, hidden: HiddenStream, batches: Sequence[ForwardBatch],
                    pools: Sequence[KVPagePool], recurrent: RecurrentBatch | None,
                    ropes: list[Tensor]) -> Tensor:
-        """What `forward` does behind the embedding, whose rows `hidden` are; ropes: see
-        `ropes_at`."""
+        """What `forward` does behind the embedding, whose rows `hidden` are; ropes: see `ropes_at`,
+        and behind them `token_inputs`."""
         batch, step = batches[0], self.step_of(batches, pools, recurrent, ropes)
         *others, last = self.runs
         stream = [hidden]
@@ -299,6 +307,14 @@ class Decoder(LoadedModel):
             return hidden
         return hidden + self.positions.index_select(0, positions)
 
+    def token_inputs(self, tokens: Tensor, hidden: Tensor) -> list[Tensor]:
+        """[T, layers * size] of what tokens give every layer by themselves (`TokenInputs`); nothing
+        where they do not. tokens: i64[T]; hidden: [T, hidden], their embeddings."""
+        return []
+
+    def load_more(self, whole: LayerWeights) -> None:
+        """Take what a family has beside layers, embeddings and head."""
+
     def embeddings(self, tokens: Tensor) -> Tensor:
         """Rows of the embedding, not scaled. tokens: i64[T] -> [T, hidden]."""
         if isinstance(self.embed, Tensor):
@@ -315,7 +331,7 @@ class Decoder(LoadedModel):
 
     def step_of(self, batches: Sequence[ForwardBatch], pools: Sequence[KVPagePool],
                 recurrent: RecurrentBatch | None, ropes: list[Tensor]) -> ForwardContext:
-        """A step as the layers see it. ropes: see `ropes_at`."""
+        """A step as the layers see it. ropes: see `run_layers`."""
         s, groups = self.shape, self.group_contexts(batches, pools)
         if recurrent is None or s.recurrence is None:
             return ForwardContext(ropes, groups, None, [])
@@ -382,7 +398,7 @@ class MtpDrafter:
 
     @property
     def waits(self) -> bool:
-        return self.layer.mlp is not None and self.layer.mlp.waits
+        return self.layer.waits
 
     def forward(
         self, tokens: Tensor, hidden: Tensor, batch: ForwardBatch, pool: KVPagePool,

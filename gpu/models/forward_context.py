@@ -48,7 +48,8 @@ class ForwardContext:
     """A step as the layers see it."""
 
     ropes: list[Tensor]
-    """[T, 2, 1, head_dim] each."""
+    """[T, 2, 1, head_dim] each; behind them tables of queries' scales, and what tokens give every
+    layer by themselves, where there are any."""
     groups: list[GroupContext]
     states: StatePlan | None
     """None where no layer is recurrent."""

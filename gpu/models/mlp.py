@@ -119,7 +119,7 @@ def expert(w: LayerWeights, s: ExpertShape) -> Dense:
     """The expert of these weights, of which each rank gives its part."""
     gate, up, down = s.names.expert
     if s.clamp is None:
-        return dense(w, s.bias, names=s.names.expert)
+        return dense(w, s.bias, s.activation, s.names.expert)
     return Dense(w.clamped(s.bias, s.clamp, gate, up), w.summed(s.bias, down))
 
 
@@ -175,6 +175,8 @@ class Mixture:
     shared: Dense | None
     total: RankGroup | MixtureSum | None
     """What sums the parts of each expert that ranks, or leaves, give."""
+    factors: Tensor | None = None
+    """[E]: on the weights of the chosen."""
 
     @property
     def waits(self) -> bool:
@@ -185,8 +187,9 @@ class Mixture:
         form = self.router.form.also(self.experts.form)
         return form if self.shared is None else form.also(self.shared.form)
 
-    def forward(self, x: Tensor) -> Tensor:
-        logits = ops.linear(x, self.router)
+    def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
+        """seen: what the router takes; None: x."""
+        logits = ops.linear(x if seen is None else seen, self.router)
         out = ops.route(x, logits, self)
         if self.shared is not None:
             gate = ops.shared_gate(logits, self.shape.number)
@@ -197,6 +200,8 @@ class Mixture:
         """What the chosen experts give, weighted: [T, hidden]. logits: [T, E or more]."""
         s = self.shape
         weights, chosen = self.experts.choose(logits[:, :s.number], s.chosen, s.normalised)
+        if self.factors is not None:
+            weights = weights * self.factors[chosen]
         return self.experts(x, weights, chosen)
 
 
@@ -206,7 +211,8 @@ def experts(w: LayerWeights, s: ExpertShape) -> Experts:
     own, (*wide, down) = [w.under(f"experts.{e}.") for e in range(s.number)], s.names.expert
     kinds = {each.dtype(name) for each in own for name in s.names.expert}
     weight = own[0].tensors[f"{own[0].prefix}{down}.weight"]
-    plain_gate = not (s.bias or s.clamp)
+    silu = s.activation == "silu"
+    plain_gate = silu and not (s.bias or s.clamp)
     served = len(kinds) == 1 and ROWS not in kinds and (
         not isinstance(weight, Tensor) or not is_packed(weight)
         or plain_gate and has_products(weight.device))
@@ -215,7 +221,7 @@ def experts(w: LayerWeights, s: ExpertShape) -> Experts:
             each.put(f"{down}.bias", torch.zeros_like(each.pop(f"{down}.bias")))
     if len(wide) == 1:
         return _squared_experts(w, own, s.names.expert, served)
-    if w.ops.groups_experts and kinds == {ROWS} and _in_fp4(own[0], s):
+    if w.ops.groups_experts and silu and kinds == {ROWS} and _in_fp4(own[0], s):
         return w.ops.experts_fp4(_stacked_fp4(own, *wide), _stacked_fp4(own, down),
                                  _extras(own, s))
     if not w.ops.groups_experts or not served:
@@ -240,7 +246,7 @@ def _stacked_fp4(own: Sequence[LayerWeights], *names: str) -> Fp4Weight:
 
 def _extras(own: Sequence[LayerWeights], s: ExpertShape) -> ExpertExtras:
     if not s.bias:
-        return ExpertExtras(clamp=s.clamp)
+        return ExpertExtras(clamp=s.clamp, activation=s.activation)
     *wide, down = (f"{name}.bias" for name in s.names.expert)
     return ExpertExtras(torch.stack([each.pop(*wide) for each in own]),
                         torch.stack([each.pop(down) for each in own]), s.clamp)

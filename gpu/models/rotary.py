@@ -34,8 +34,8 @@ def rope_tables(s: ModelShape) -> list[Tensor]:
     """[max_model_len, 2, 1, head_dim] of each rope, or one that rotates nothing where the model has
     none. For heads in `head_order`: pairs that stay have angle 0. Behind them, where queries are
     scaled, [max_model_len, 1, 1]: see `QueryScaling`."""
-    tables = [_still_table(s) if rope.kind == "none" else _partial_table(s, rope)
-              for rope in s.ropes or (NOPE,)]
+    tables = [_still_table(own) if rope.kind == "none" else _partial_table(own, rope)
+              for own, rope in ((s.of_rope(r), rope) for r, rope in enumerate(s.ropes or (NOPE,)))]
     if (q := s.query_scaling) is None or not s.scales_queries:
         return tables
     steps = ((torch.arange(s.max_model_len) + q.offset) // q.every).float()
@@ -64,12 +64,16 @@ def frequencies(rope: RopeShape, dim: int, longest: int) -> tuple[Tensor, float]
     is served.
 
     linear: Chen et al., arXiv 2306.15595. yarn: Peng et al., arXiv 2309.00071. llama3: Llama 3.1.
-    longrope: Ding et al., arXiv 2402.13753. dynamic is NTK scaling. The last two know other
-    frequencies for sequences beyond `original_max`, where transformers changes them as a sequence
-    grows. Keys in the cache are rotated already, so here `longest` decides for all sequences.
+    longrope: Ding et al., arXiv 2402.13753. proportional: Gemma 4, whose slower pairs stay. dynamic
+    is NTK scaling. It and longrope know other frequencies for sequences beyond `original_max`,
+    where transformers changes them as a sequence grows. Keys in the cache are rotated already, so
+    here `longest` decides for all sequences.
     """
     base = 1.0 / (rope.theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
     if rope.kind == "linear":
+        return base / rope.factor, 1.0
+    if rope.kind == "proportional":
+        base[int(rope.share * dim // 2):] = 0
         return base / rope.factor, 1.0
     if rope.kind == "llama3":
         return _llama3(rope, base), 1.0

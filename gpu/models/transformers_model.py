@@ -46,7 +46,8 @@ from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.states import RecurrentBatch
 from actorium.gpu.weights.dtypes import TORCH_DTYPES
-from actorium.gpu.weights.loader import Progress, checkpoint_files
+from actorium.gpu.weights.loader import Progress
+from actorium.gpu.weights.safetensors_reader import checkpoint_files
 from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.reference.kv import write_kv
 

@@ -12,6 +12,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
+import torch
 from torch import Tensor
 from torch.fx import Proxy
 
@@ -150,6 +151,25 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 def gelu_mul(gate_up: Tensor) -> Tensor:
     """gelu(gate) * up, the tanh approximation."""
     return activation.gelu_mul(gate_up)
+
+
+@operation
+def gelu_by(gate: Tensor, by: Tensor) -> Tensor:
+    """gelu(gate) * by, both [T, I]."""
+    return activation.gelu_mul(torch.cat((gate, by), 1))
+
+
+@operation
+def scale(x: Tensor, by: Tensor) -> Tensor:
+    """x * by. x: [T, K]; by: [K]."""
+    return (x.unsqueeze(1) * by).squeeze(1)
+
+
+@operation
+def token_rows(step: Any, gate: Any) -> Tensor:
+    """What the step's tokens give a layer by themselves: [T, I]."""
+    rows: Tensor = gate.inputs(step)
+    return rows
 
 
 @operation
@@ -307,14 +327,15 @@ def functions(ops: Any) -> dict[Callable[..., Any], Callable[..., Any]]:
         norm_for: ops.norm_for, silu_mul: ops.silu_mul, gelu_mul: ops.gelu_mul,
         silu_mul_quant: ops.silu_mul_quant, gelu_mul_quant: ops.gelu_mul_quant,
         sigmoid_mul: ops.sigmoid_mul,
-        **{own: meaning(own) for own in (split, head_norm, rope, sigmoid_scale, shared_gate,
+        gelu_by: lambda gate, by: ops.gelu_mul(torch.cat((gate, by), 1)),
+        **{own: meaning(own) for own in (split, head_norm, rope, scale, sigmoid_scale, shared_gate,
                                          gate_add, logits)},
         add: operator.add}
 
 
 METHODS: dict[Callable[..., Any], tuple[str, int]] = {
     linear: ("__call__", 1), linear_add: ("add", 1), gated: ("__call__", 1),
-    activate: ("__call__", 1),
+    activate: ("__call__", 1), token_rows: ("inputs", 1),
     norm_qk: ("norm_qk", 1), write_kv: ("write_kv", 2), write_latent: ("write_latent", 1),
     rotate_write: ("rotate_write", 1),
     attend: ("between", 1), recur: ("between", 1), expand_values: ("expand", 1),

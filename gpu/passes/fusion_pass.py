@@ -36,8 +36,14 @@ class LayerFacts:
 
     @property
     def attends(self) -> bool:
-        """Whether it attends over keys and values."""
-        return self.index not in self.shape.recurrent and self.shape.latent is None
+        """Whether it attends over keys and values of its own."""
+        return (self.index not in self.shape.recurrent and self.shape.latent is None
+                and self.shape.owns_kv(self.index))
+
+    @property
+    def beside(self) -> Any:
+        """The experts beside its MLP, if there are any."""
+        return getattr(self.layer, "beside", None)
 
     @property
     def mlp(self) -> Any:

@@ -77,8 +77,11 @@ class NormAdd(FusionPass):
     name, about, anchors = "norm_add", "RMSNorm of what is added + add", (c.add,)
 
     def expected(self, facts: LayerFacts) -> int:
-        """Where what the mixer and the MLP give is normed."""
-        return 2 * facts.shape.sandwich_norms
+        """Where what the mixer and the MLP give is normed, and what experts beside it, and a
+        token's own input, do."""
+        if not facts.shape.sandwich_norms:
+            return 0
+        return 2 + (facts.beside is not None) + (facts.shape.token_inputs is not None)
 
     def apply(self, g: PartGraph, dtype: torch.dtype) -> Iterator[Node]:
         for node in g.nodes(c.add):
@@ -97,8 +100,10 @@ class AddNorm(FusionPass):
         mixer."""
         if not facts.rms_before:
             return 0
-        return ((facts.given_as is Pending.SUM) + (
-            facts.layer.mlp is not None and not facts.mixer_added and not facts.mixer_reduced))
+        mixer = (facts.layer.mlp is not None and not facts.mixer_added
+                 and not facts.mixer_reduced)
+        beside = facts.beside is not None and "norm_add" not in facts.on
+        return (facts.given_as is Pending.SUM) + mixer + beside
 
     def apply(self, g: PartGraph, dtype: torch.dtype) -> Iterator[Node]:
         for node in g.nodes(c.norm):
@@ -220,7 +225,8 @@ class NormQuant(FusionPass):
         mixer = facts.layer.mixer.form.columns > 0 and facts.given_as is not Pending.REDUCE
         if facts.layer.mlp is None:
             return int(mixer)
-        return mixer + (facts.layer.mlp.form.columns > 0 and not facts.mixer_reduced)
+        beside = facts.beside is not None and facts.beside.mixture.experts.form.columns > 0
+        return mixer + (facts.layer.mlp.form.columns > 0 and not facts.mixer_reduced) + beside
 
     def expected_piece(self, form: InputForm) -> int:
         return int(form.columns > 0)
@@ -276,7 +282,8 @@ class NormProduct(FusionPass):
         gated = facts.shape.has_experts(facts.index) or facts.gates(facts.gate_up)
         mlp = (layer.mlp.form.norms is not None and (gated or not facts.shape.gated)
                and not facts.mlp_norm_sums)
-        return mixer + mlp
+        router = facts.beside is not None and facts.beside.mixture.router.form.norms is not None
+        return mixer + mlp + router
 
     def expected_piece(self, form: InputForm) -> int:
         return int(form.norms is not None)

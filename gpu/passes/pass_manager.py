@@ -316,12 +316,18 @@ def bare_step(model: Decoder, tokens: int, pages: torch.dtype) -> ForwardContext
     """A step of so many tokens, one behind the other, that all layers leave in the same pages of
     this dtype; what meets over them is left out."""
     s, at = model.shape, torch.arange(1, tokens + 1, device=model.device)
-    pool = KVPagePool(s, tokens + 1, 1, pages, model.device, 1, int(s.index is not None))
-    count = max(1, s.layers)
-    group = GroupContext(at, pool.layers * count, NO_ATTENTION, pool.scales * count,
-                         pool.index_keys * count)
-    return ForwardContext(model.ropes_at(at.clamp(max=s.max_model_len - 1)),
-                          [group] * max(1, len(s.groups)), None, [])
+    groups = []
+    for own in s.groups:
+        pool = KVPagePool(s.of_layer(own.layers[0]), tokens + 1, 1, pages, model.device, 1,
+                          int(s.index is not None))
+        count = max(1, s.layers)
+        groups.append(GroupContext(at, pool.layers * count, NO_ATTENTION, pool.scales * count,
+                                   pool.index_keys * count))
+    ropes = model.ropes_at(at.clamp(max=s.max_model_len - 1))
+    if s.token_width:
+        nothing = torch.zeros((tokens, s.hidden), dtype=model.dtype, device=model.device)
+        ropes += model.token_inputs(torch.zeros_like(at), nothing)
+    return ForwardContext(ropes, groups, None, [])
 
 
 def _run(model: Decoder, run: LayerRun, stream: HiddenStream, y: Tensor,
@@ -330,10 +336,10 @@ def _run(model: Decoder, run: LayerRun, stream: HiddenStream, y: Tensor,
     step = bare_step(model, ROWS, dtype)
     p, carried = run.enter(stream, step)
     out = settled(run.leave(y, carried))
-    group = step.groups[0]
-    kept = read_rows(group.pages[0], torch.arange(ROWS + 1, device=model.device), torch.float32,
-                     *group.scales[:1])
-    return [p.flatten(1), out, kept]
+    rows = torch.arange(ROWS + 1, device=model.device)
+    kept = [read_rows(group.pages[0], rows, torch.float32, *group.scales[:1]).flatten(1)
+            for group in step.groups]
+    return [p.flatten(1), out, torch.cat(kept, 1)]
 
 
 def _copied(stream: HiddenStream) -> HiddenStream:

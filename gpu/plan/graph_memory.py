@@ -166,7 +166,8 @@ def segment_input_bytes(shape: ModelShape, most: int) -> int:
     beside = shape.q_size if attends + len(shape.recurrent) > shape.layers else 0
     middles = set()
     if attends and not beside:
-        middles.add(shape.q_size if latent is None else shape.heads * latent.row)
+        middles |= {own.q_size if latent is None else own.heads * latent.row
+                    for own in shape.kinds}
     if shape.recurrence is not None:
         middles.add(shape.recurrence.inner + beside)
     return most * (8 * (2 + len(shape.groups)) + sum(middles) * shape.itemsize)
@@ -177,7 +178,8 @@ def parts_estimate(shape: ModelShape, rows: int) -> int:
     length; see `kernels.triton.work`, whose room this bounds from above."""
     if shape.latent is not None:
         return min(PARTS, LATENT_ROWS * 4 * (shape.latent.rank + 1))
-    each = PROGRAMS * -(-shape.heads // shape.kv_heads) * 4 * (shape.head_dim + 1)
+    each = PROGRAMS * 4 * max(-(-own.heads // own.kv_heads) * (own.head_dim + 1)
+                              for own in shape.kinds)
     return len(shape.groups) * min(PARTS, rows * each)
 
 
@@ -221,8 +223,8 @@ def program_sizes(shape: ModelShape, demand: Demand, rows: int) -> ProgramSizes:
     """What the worker allocates for steps of so many rows."""
     width = page_table_width(shape.max_model_len, demand.page_size)
     width += -(-demand.drafts // demand.page_size)
-    brought = shape.hidden * shape.itemsize + len(shape.ropes or (0,)) * 2 * shape.head_dim \
-        * shape.itemsize + len(shape.groups) * (8 + 4 * width) + 4 + 16
+    brought = (shape.hidden + 2 * shape.rope_columns + shape.token_width) * shape.itemsize \
+        + len(shape.groups) * (8 + 4 * width) + 4 + 16
     programs = sum(rows // (q_len + 1) for q_len in range(demand.drafts + 1))
     calls = programs * shape.layers * LAYER_CALLS * CALL_BYTES
     room = 2 * workspace_bytes(shape, rows, 0) + (1 << 16)

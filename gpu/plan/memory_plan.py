@@ -333,14 +333,16 @@ def state_bytes(shape: ModelShape, demand: Demand) -> StateBytes:
 
 def token_bytes(shape: ModelShape, demand: Demand) -> int:
     """Bytes of a token's keys and values over all attention layers and the MTP layers."""
-    layers = [i for group in shape.groups for i in group.layers]
-    return _layers_bytes(shape, demand, [*layers, *_mtp_layers(shape)])
+    groups = sum(_layers_bytes(shape, demand, layers) for _, layers in shape.groups)
+    return groups + _layers_bytes(shape, demand, _mtp_layers(shape))
 
 
 def _layers_bytes(shape: ModelShape, demand: Demand, layers: Sequence[int]) -> int:
-    """Of a token in these layers, with the keys of their indexers."""
+    """Of a token in these layers, which have the same heads, with the keys of their indexers."""
+    if not layers:
+        return 0
     index = shape.index.dim * shape.itemsize if shape.index else 0
-    return (len(layers) * _layer_bytes(shape, demand)
+    return (len(layers) * _layer_bytes(shape.of_layer(layers[0]), demand)
             + len(shape.index_layers(layers)) * index)
 
 

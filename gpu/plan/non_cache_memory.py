@@ -104,8 +104,9 @@ def attention_bytes(shape: ModelShape, demand: Demand, device: str, by_torch: bo
     """Bytes that attention of a step takes, at most, of one layer and of what a step keeps for all:
     what grows with the tokens before a chunk, or with those of all sequences. by_torch: see
     `torch_attends`."""
-    row, latent, kept = math.prod(shape.kv_row), shape.latent, kv_dtype(shape, demand)
-    width, longest = latent.row if latent else shape.head_dim, shape.max_model_len
+    row, latent = max(math.prod(own.kv_row) for own in shape.kinds), shape.latent
+    kept, longest = kv_dtype(shape, demand), shape.max_model_len
+    width = latent.row if latent else max(own.head_dim for own in shape.kinds)
     rows, chunk = demand.max_num_seqs * (demand.drafts + 1), min(demand.chunk, longest)
     if shape.index is not None:
         # Each row of a step is a decode over what is chosen for it.

@@ -121,7 +121,9 @@ def workspace_bytes(shape: ModelShape, tokens: int, rows: int) -> int:
     layer's inner activations, each token; logits in the weights' dtype and in float32, each row.
     """
     beside = shape.output_gate or shape.norm_after_rope or shape.scales_queries
-    widths = [shape.q_size * (3 if beside else 2) + 2 * shape.kv_size]
+    # Of normed values there is a copy of queries and keys, too.
+    widths = [own.q_size * (3 if beside or own.value_norm else 2) + (
+        5 if own.value_norm else 2) * own.kv_size for own in shape.kinds]
     if shape.whole_qk_norm or shape.clip_qkv:  # what is normed and joined again lies beside it
         widths.append(3 * shape.q_size + 5 * shape.kv_size)
     if (m := shape.latent) is not None:
@@ -129,13 +131,13 @@ def workspace_bytes(shape: ModelShape, tokens: int, rows: int) -> int:
     if (x := shape.index) is not None:
         widths[0] += x.dim + x.heads + 2 * x.heads * x.dim
     if shape.has_dense:
-        widths.append(3 * shape.intermediate)
-    if shape.sparse and (e := shape.experts) is not None:
+        widths.append(3 * max(own.intermediate for own in shape.kinds))
+    if (e := shape.experts) is not None and (shape.sparse or e.beside):
         widths.append(e.chosen * (3 * e.size + shape.hidden) + 3 * e.shared)
     if shape.recurrence is not None:
         inner = 2 * shape.recurrence.state.columns[1] + 3 * shape.recurrence.inner
         # Attention beside it takes the same input, and its output lies beside.
         widths.append(inner + (len(shape.attention_layers) + len(shape.recurrent) > shape.layers)
                       * 2 * widths[0])
-    each = (2 * shape.hidden + max(widths)) * shape.itemsize
+    each = (2 * shape.hidden + shape.token_width + max(widths)) * shape.itemsize
     return tokens * each + rows * shape.vocabulary * (shape.itemsize + 4)

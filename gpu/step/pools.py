@@ -82,8 +82,8 @@ def make_pools(
     device: torch.device,
 ) -> list[KVPagePool]:
     """Makes the pool of every group of the model's layers, with `pages` pages each."""
-    return [KVPagePool(shape, count, page_size, dtype, device, len(group.layers),
-                       len(shape.index_layers(group.layers)))
+    return [KVPagePool(shape.of_layer(group.layers[0]), count, page_size, dtype, device,
+                       len(group.layers), len(shape.index_layers(group.layers)))
             for count, group in zip(pages, shape.groups, strict=True)]
 
 

@@ -45,7 +45,8 @@ from actorium.kernels.scaled_linear import (
 
 SUFFIXES = ("_scale_inv", "_scale")
 """Of a weight's name: that of its scales."""
-INPUT_SCALES = (".input_scale", ".activation_scale", ".input_global_scale")
+INPUT_SCALES = (".input_scale", ".activation_scale", ".input_global_scale",
+                ".weight_act_quant_scale")
 """What names of static scales of inputs end with."""
 LOG = logging.getLogger("actorium.model")
 KV_SCALES = "kv_scales"
@@ -177,8 +178,11 @@ class CacheScales:
                  place: RankPlace = ALONE) -> None:
         """modules: what the names of each attention layer's tensors begin with; shape: of the whole
         model; dtype: the name of the pages'; place: of the rank whose heads' scales are wanted."""
-        self.modules, self.dtype, self.shape, self.place = modules, dtype, shape, place
-        self.heads = 0 if shape.latent else shape.kv_heads
+        self.modules, self.dtype, self.place = modules, dtype, place
+        layers = [i for i in shape.attention_layers if shape.owns_kv(i)]
+        self.shapes = {module: shape.of_layer(i) for module, i in zip(
+            modules, [*layers, shape.layers], strict=False)}
+        """Of each module's layer; behind all others of one that drafts."""
         kinds = {"k": KEYS + (BOTH if shape.latent else ()), "v": VALUES, "kv": BOTH}
         self.names = {f"{module}{name}": (module, kind) for module in modules
                       for kind, names in kinds.items() for name in names}
@@ -186,7 +190,8 @@ class CacheScales:
 
     def add(self, name: str, tensor: Tensor) -> None:
         """One of `names`. Raises `BadModel`."""
-        sizes = sorted({1, self.heads or 1})
+        shape = self.shapes[self.names[name][0]]
+        sizes = sorted({1, 1 if shape.latent else shape.kv_heads})
         if not tensor.is_floating_point() or tensor.numel() not in sizes:
             raise BadModel(f"tensor {name} is {tensor.dtype} {shown(list(tensor.shape))}, scales of"
                            f" a KV cache are {' or '.join(map(str, sizes))} floating point numbers")
@@ -206,8 +211,10 @@ class CacheScales:
             values = self._found.get((module, "v"), both)
             keys, values = values if keys is None else keys, keys if values is None else values
             if keys is not None and values is not None:
-                parts = [own.expand(self.heads) for own in (keys, values)] if self.heads else [keys]
-                own = own_heads(torch.cat(parts), self.shape, self.place)
+                shape = self.shapes[module]
+                parts = [keys] if shape.latent else [
+                    own.expand(shape.kv_heads) for own in (keys, values)]
+                own = own_heads(torch.cat(parts), shape, self.place)
                 done[f"{module}{KV_SCALES}"] = own.to(device)
         if len(done) < len(self.modules):
             LOG.warning("%s: KV cache in %s: the checkpoint has scales of %d of %d attention layers"

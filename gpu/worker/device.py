@@ -228,7 +228,7 @@ def keep_freed_memory() -> None:
 def check_positions(config: Config, shape: ModelShape, memory: int) -> None:
     """Raise `BadConfig` where the tables of positions and pages alone, which grow with the longest
     sequence, would take more than half of so many bytes."""
-    angles = POSITION_FLOATS * 4 * shape.head_dim * len(shape.ropes)
+    angles = POSITION_FLOATS * 4 * shape.rope_columns * bool(shape.ropes)
     pages = 4 * (config.scheduler.max_num_seqs + 1) * len(shape.groups)
     taken = shape.max_model_len * (angles + pages // config.memory.page_size)
     if taken > memory // 2:

@@ -104,7 +104,8 @@ def device_departures(model: Decoder) -> list[str]:
         found.append("the choice of experts, by torch in float32")
     shape = model.shape
     found += [f"norms of {width} numbers (exact are multiples of {ALIGNED})"
-              for width in sorted({shape.hidden, shape.head_dim}) if width % ALIGNED]
+              for width in sorted({shape.hidden, *(own.head_dim for own in shape.kinds)})
+              if width % ALIGNED]
     if model.group.place.size > 1:
         found.append("sums over ranks, of which nothing has been shown")
     if shape.index is not None:

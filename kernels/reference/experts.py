@@ -73,7 +73,9 @@ class ExpertExtras(NamedTuple):
     down_bias: Tensor | None = None
     """[E, H]; there is one where the other is."""
     clamp: tuple[float, float] | None = None
-    """(alpha, limit) of `clamped_swiglu`; None: SiLU."""
+    """(alpha, limit) of `clamped_swiglu`; None: the activation, times up."""
+    activation: str = "silu"
+    """silu or gelu (its tanh form); of experts without biases."""
 
 
 class ExpertProducts(Protocol):
@@ -127,10 +129,11 @@ class StackedExperts(Experts):
     def __call__(self, x: Input, weights: Tensor, chosen: Tensor) -> Tensor:
         x = plain(x)
         experts, rows = chosen.flatten(), x.repeat_interleave(chosen.shape[1], 0).unsqueeze(2)
-        first, second, clamp = self.extras
+        first, second, clamp, activation = self.extras
         both = self._product(self.gate_up, first, experts, rows).float()
         gate, up = both.chunk(2, 1)
-        inner = F.silu(gate) * up if clamp is None else clamped_swiglu(both.mT, *clamp).mT
+        act = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+        inner = act * up if clamp is None else clamped_swiglu(both.mT, *clamp).mT
         outs = self._product(self.down, second, experts, inner.to(x.dtype))
         return combine(weights, outs.squeeze(2))
 

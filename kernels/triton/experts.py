@@ -18,7 +18,7 @@ from torch import Tensor
 
 from actorium.kernels.inputs import Input, plain
 from actorium.kernels.reference.experts import ExpertExtras, Experts, combine, grouped
-from actorium.kernels.triton.activation import clamped, silu
+from actorium.kernels.triton.activation import clamped, gelu, silu
 from actorium.kernels.triton.device_limits import HOPPER, device_limits
 from actorium.kernels.triton.product import operand, tile_at, wide
 
@@ -101,10 +101,12 @@ def put_rows(total: tl.tensor, more: tl.tensor, out: tl.tensor, to: tl.tensor, l
              column: tl.tensor, outs: tl.tensor, GATED: tl.constexpr, ALPHA: tl.constexpr = 0.0,
              LIMIT: tl.constexpr = 0.0) -> None:
     """Store f32[ROWS, OUTS] as live rows `to`; GATED: silu(total) * more instead, or, with a LIMIT
-    above 0, the clamped SwiGLU of both."""
+    above 0, the clamped SwiGLU of both, with one below 0 gelu(total) * more."""
     if GATED:
         if LIMIT > 0:
             total = clamped(total, more, ALPHA, LIMIT)
+        elif LIMIT < 0:
+            total = gelu(total) * more
         else:
             total = silu(total) * more
     tl.store(out + to[:, None] * outs + column[None, :], total.to(out.dtype.element_ty),
@@ -197,7 +199,8 @@ class GroupedExperts(SortedExperts[Tensor]):
         (rows, outs), experts, width = out.shape, len(w), x.shape[1]
         t = tile(rows if self.tiled_for is None else self.tiled_for * experts, experts, chosen > 0,
                  x.dtype is torch.float32, device_limits(x.device).shared)
-        alpha, limit = self.extras.clamp or (0.0, 0.0)
+        gelu_limit = -1.0 if self.extras.activation == "gelu" else 0.0
+        alpha, limit = self.extras.clamp or (0.0, gelu_limit)
         _product[(rows // t.rows + min(experts, rows), triton.cdiv(outs, t.outs))](
             x, x.stride(0), order, ends, w, self.extras[chosen == 0], out, rows, width, outs,
             CHOSEN=max(1, chosen), GATED=chosen > 0, EVEN=width % t.columns == 0,

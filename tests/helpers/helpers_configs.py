@@ -37,6 +37,9 @@ VISION = {"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2
           "out_hidden_size": 64}
 TOWER_25 = {**VISION, "window_size": 16, "fullatt_block_indexes": [1], "tokens_per_second": 2}
 TOWER_3 = {**VISION, "num_position_embeddings": 25, "deepstack_visual_indexes": [0, 2]}
+GEMMA4 = {"sliding_window": 32, "global_head_dim": 24, "hidden_size_per_layer_input": 8,
+          "vocab_size_per_layer_input": 199, "layer_types": [
+              "sliding_attention", "full_attention", "sliding_attention", "full_attention"]}
 CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["LlamaForCausalLM"], "attention_bias": True, "mlp_bias": True},
     {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True, "dtype": "float32"},
@@ -167,6 +170,12 @@ CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["VaultGemmaForCausalLM"], "sliding_window": 32},
     {"architectures": ["OPTForCausalLM"], "ffn_dim": 96},
     {"architectures": ["GptOssForCausalLM"], "num_local_experts": 6, "sliding_window": 32},
+    {"architectures": ["Gemma4ForCausalLM"], **GEMMA4, "attention_k_eq_v": True,
+     "num_global_key_value_heads": 1, "enable_moe_block": True, "num_experts": 6,
+     "top_k_experts": 2, "moe_intermediate_size": 24, "hidden_size_per_layer_input": 0},
+    {"architectures": ["Gemma4ForConditionalGeneration"], "text_config": {
+        **SMALL, **GEMMA4, "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True}},
 ]
 
 

@@ -33,6 +33,12 @@ def write_kind(path: Path, kind: str) -> None:
     elif kind == "capped":
         write_checkpoint(path, "Gemma2ForCausalLM", seed=5, sliding_window=9, head_dim=32,
                          attn_logit_softcapping=2.0, final_logit_softcapping=4.0)
+    elif kind == "shared-pages":
+        write_checkpoint(path, "Gemma4ForCausalLM", seed=5, sliding_window=9, head_dim=32,
+                         global_head_dim=64, num_hidden_layers=6, attention_k_eq_v=True,
+                         num_global_key_value_heads=1, num_kv_shared_layers=2,
+                         hidden_size_per_layer_input=32, vocab_size_per_layer_input=199,
+                         layer_types=["sliding_attention", "full_attention"] * 3)
     elif kind == "mamba":
         write_granite(path, seed=5, num_local_experts=0, num_experts_per_tok=0)
     elif kind == "latent":

@@ -22,6 +22,8 @@ from actorium.gpu.step.pools import make_pools
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
                  "Gemma3ForCausalLM")
+PLUS_ONE = ("Gemma2", "Gemma3F", "VaultGemma", "Gemma3C")
+"""Families whose norms multiply by 1 + weight."""
 CPU = torch.device("cpu")
 
 
@@ -40,7 +42,8 @@ def tiny_config(architecture: str = "Qwen3ForCausalLM", **options: Any) -> Any:
     if architecture.startswith("Mistral"):
         base["sliding_window"] = None
     name = architecture.replace("LMHeadModel", "ForCausalLM").replace("ForCausalLM", "Config")
-    name = name.replace("Gemma3C", "Gemma3TextC").replace("Llama4C", "Llama4TextC")
+    for family in ("Gemma3", "Gemma4", "Llama4"):
+        name = name.replace(f"{family}C", f"{family}TextC")
     config = getattr(transformers, name)(**{**base, **options})
     config.architectures = [architecture]
     return config
@@ -56,10 +59,15 @@ def tiny_model(architecture: str = "Qwen3ForCausalLM", seed: int = 0, **options:
     model = getattr(transformers, architecture)(config).eval()
     with torch.no_grad():
         for name, p in model.named_parameters():
-            p.normal_(1.0 if "norm" in name and "Gemma" not in architecture else 0.0, 0.15)
+            around_one = "norm" in name or name.endswith("scale")
+            p.normal_(1.0 if around_one and not architecture.startswith(PLUS_ONE) else 0.0, 0.15)
+            if "q_norm" in name and architecture.startswith("Gemma4"):
+                p.mul_(0.25)  # whose scores nothing else scales
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(0.0, 0.2)
+            elif name.endswith("layer_scalar"):
+                buffer.normal_(1.0, 0.2)
     return model
 
 

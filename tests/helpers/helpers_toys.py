@@ -20,6 +20,8 @@ TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
          "num_attention_heads": 2, "image_size": 16, "patch_size": 4}
 TOWERS = {
     "Gemma3ForConditionalGeneration": TOWER,
+    "Gemma4ForConditionalGeneration": {**TOWER, "num_key_value_heads": 2, "head_dim": 16,
+                                       "position_embedding_size": 16},
     "Mistral3ForConditionalGeneration": {**TOWER, "head_dim": 16},
     "Llama4ForConditionalGeneration": {**TOWER, "vision_output_dim": 32,
                                        "projector_input_dim": 32, "projector_output_dim": 32}}
@@ -37,6 +39,8 @@ WIDE = {**dict.fromkeys(("OlmoeForCausalLM", "PhiForCausalLM", "StableLmForCausa
         **dict.fromkeys(("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"), {
             "rope_parameters": {"rope_type": "default", "mrope_section": [4, 6, 6]}}),
         "Mamba2ForCausalLM": {"head_dim": 16},
+        **dict.fromkeys(("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"),
+                        {"global_head_dim": 64, "pad_token_id": 0}),
         "NemotronHForCausalLM": {"time_step_min": 1e-20}}
 """What heads of 32 numbers, which C's attention asks for, change in a class; Mamba-2's are others.
 """

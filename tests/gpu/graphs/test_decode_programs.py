@@ -104,7 +104,8 @@ def compare(model: Any, number: int = 10, drafts: int = 0,
 @pytest.mark.parametrize(("kind", "quantization"), [
     *pairs(["llama", "attention", "windows", "norms-after", "layer-norms", "positions"],
            ["auto", "int4", "int8"]),
-    ("scaled-queries", "auto"), ("norm-behind-rope", "auto"), ("capped", "auto")])
+    ("scaled-queries", "auto"), ("norm-behind-rope", "auto"), ("capped", "auto"),
+    ("shared-pages", "auto")])
 def test_the_same_bits(make: Callable[..., Any], kind: str, quantization: str) -> None:
     runner, _ = compare(make(kind, quantization))
     assert runner.segments is not None and runner.segments.replays > 20

@@ -45,6 +45,9 @@ MINIMAX = {"num_local_experts": 5, "num_experts_per_tok": 2}
 ERNIE = {"moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 24}
 OLMOE = {"num_experts": 5, "num_experts_per_tok": 2}
 GPT_OSS = {"num_local_experts": 5, "num_experts_per_tok": 2}
+GEMMA4 = {"sliding_window": 9, "num_hidden_layers": 5, "global_head_dim": 24,
+          "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 199,
+          "layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"]}
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("llama", "LlamaForCausalLM", {}),
     ("llama-mha-tied", "LlamaForCausalLM",
@@ -303,6 +306,21 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("gpt-oss-no-windows", "GptOssForCausalLM",
      {**GPT_OSS, "layer_types": ["full_attention"] * 3, "hidden_size": 96,
       "num_experts_per_tok": 1}),
+    ("gemma4", "Gemma4ForCausalLM",
+     {**GEMMA4, "num_kv_shared_layers": 3, "use_double_wide_mlp": True}),
+    ("gemma4-odd", "Gemma4ForCausalLM",
+     {**GEMMA4, "num_kv_shared_layers": 1, "hidden_size": 72, "hidden_size_per_layer_input": 10,
+      "vocab_size_per_layer_input": 230, "global_head_dim": 10, "num_key_value_heads": 1,
+      "final_logit_softcapping": 3.0, "attention_bias": True, "tie_word_embeddings": True,
+      "layer_types": ["sliding_attention", "full_attention", "full_attention",
+                      "sliding_attention", "full_attention"],
+      "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+                          "full_attention": {"rope_type": "proportional", "rope_theta": 800.0,
+                                             "partial_rotary_factor": 0.7, "factor": 2.0}}}),
+    ("gemma4-moe", "Gemma4ForCausalLM",
+     {**GEMMA4, "hidden_size_per_layer_input": 0, "enable_moe_block": True,
+      "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 24, "attention_k_eq_v": True,
+      "num_global_key_value_heads": 1, "use_bidirectional_attention": "vision"}),
 ]
 RARER = ("granite-moe-not-shared", "ministral3-window-tied", "minimax-m2-odd", "dots1-no-windows",
          "flex-olmo-bias", "glm-5-shares-last", "falcon-alibi")
@@ -501,7 +519,10 @@ def test_nan_stays_in_its_own_sequence(tmp_path: Path) -> None:
                                      {"architecture": "BloomForCausalLM", "hidden_size": 128},
                                      {**GPT_OSS, "architecture": "GptOssForCausalLM",
                                       "num_experts_per_tok": 5, "head_dim": 32,
-                                      "sliding_window": 9}])
+                                      "sliding_window": 9},
+                                     {**GEMMA4, "architecture": "Gemma4ForCausalLM",
+                                      "head_dim": 32, "global_head_dim": 64,
+                                      "num_kv_shared_layers": 2}])
 def test_bf16_stays_near_fp32(tmp_path: Path, native: bool, options: dict[str, Any]) -> None:
     """Mixed steps in bf16, with the C kernels and without, against the same weights in fp32."""
     write_checkpoint(tmp_path, dtype=torch.bfloat16, **options)

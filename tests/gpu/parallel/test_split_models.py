@@ -126,6 +126,12 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "gpt-oss": lambda path: write_checkpoint(
         path, "GptOssForCausalLM", num_local_experts=6, num_experts_per_tok=2, sliding_window=9,
         intermediate_size=92),
+    "gemma4": lambda path: write_kind(path, "shared-pages"),
+    "gemma4-moe": lambda path: write_checkpoint(
+        path, "Gemma4ForCausalLM", sliding_window=9, global_head_dim=24, enable_moe_block=True,
+        num_experts=6, top_k_experts=2, moe_intermediate_size=36, intermediate_size=90,
+        hidden_size_per_layer_input=0, layer_types=["sliding_attention", "full_attention"] * 2,
+        num_hidden_layers=4),
     "gpt-oss-mxfp4": lambda path: write_mxfp4(path, num_hidden_layers=2),
 }
 BY_FOUR = ("llama-bias-tied", "gemma3", "deepseek", "qwen3.5", "qwen3-moe", "granite-groups")
@@ -135,7 +141,7 @@ LIKE_OTHERS = ("qwen2", "mistral", "latent-no-query-rank", "granite", "granite-m
                "apertus", "gpt-neox", "nemotron", "olmo", "falcon", "persimmon", "opt",
                "gpt-oss-mxfp4", "granite-3", "smollm3", "glm4", "exaone4", "phi3", "mixtral",
                "qwen2-moe", "granite-moe", "olmoe", "ernie4.5-moe", "bamba", "mamba2",
-               "falcon-mamba", "lfm2-moe", "gpt2", "stablelm")
+               "falcon-mamba", "lfm2-moe", "gpt2", "stablelm", "gemma4-moe")
 """Of families whose layers are split as those of another one here; `make parity` has all."""
 
 

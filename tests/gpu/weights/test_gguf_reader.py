@@ -44,6 +44,19 @@ GROUPED: dict[str, Any] = {
 MAMBA: dict[str, Any] = {
     "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 12, "mamba_d_conv": 3,
     "shared_intermediate_size": 64, "layer_types": ["mamba", "attention", "mamba"]}
+STATES: dict[str, Any] = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 12,
+                          "mamba_d_conv": 3, "mamba_d_head": 16, "mamba_expand": 2}
+MULTIPLIERS: dict[str, Any] = {
+    "ssm_multipliers": [0.5, 0.7, 1.5, 2.0, 0.3], "mlp_multipliers": [0.6, 1.5],
+    "key_multiplier": 0.7, "attention_in_multiplier": 1.2, "attention_out_multiplier": 0.9,
+    "ssm_in_multiplier": 1.1, "ssm_out_multiplier": 0.8, "lm_head_multiplier": 0.5,
+    "embedding_multiplier": 3.0}
+NEMOTRON: dict[str, Any] = {"mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2,
+                            "ssm_state_size": 12, "conv_kernel": 3}
+LATENTS: dict[str, Any] = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 32,
+                           "qk_rope_head_dim": 8, "v_head_dim": 16, "head_dim": 8,
+                           "num_key_value_heads": 4}
+INDEXER: dict[str, Any] = {"index_topk": 512, "index_head_dim": 16, "index_n_heads": 2}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
     "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
@@ -129,6 +142,56 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3.5-whole-heads": ("Qwen3_5", {
         "linear_value_head_dim": 128, "linear_num_value_heads": 6, "linear_num_key_heads": 2,
         "layer_types": ["linear_attention", "full_attention"] * 2}),
+    "apertus": ("Apertus", {"rope_parameters": {
+        "rope_type": "default", "rope_theta": 500.0}}),
+    "bamba": ("Bamba", {**STATES, "attn_layer_indices": [1]}),
+    "falcon-7b": ("Falcon", {"tie_word_embeddings": True}),
+    "falcon-40b": ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-11b": ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2,
+                              "num_ln_in_parallel_attn": 1}),
+    "falcon-h1": ("FalconH1", {**STATES, **MULTIPLIERS, "mamba_d_ssm": 96, "mamba_d_head": 12}),
+    "falcon-h1-normed": ("FalconH1", {
+        **STATES, **MULTIPLIERS, "mamba_d_ssm": 128, "mamba_rms_norm": True,
+        "mamba_norm_before_gate": False, "mamba_conv_bias": False}),
+    "mamba": ("Mamba", {"state_size": 12, "intermediate_size": 128, "tie_word_embeddings": True}),
+    "falcon-mamba": ("FalconMamba", {"state_size": 12, "intermediate_size": 128}),
+    "mamba2": ("Mamba2", {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 12,
+                          "intermediate_size": None}),
+    "jamba": ("Jamba", {
+        "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4, "mamba_d_state": 12,
+        "expert_layer_period": 2, "expert_layer_offset": 1, "num_hidden_layers": 4,
+        "mamba_dt_rank": 8}),
+    "jamba-dense": ("Jamba", {"attn_layer_period": 3, "attn_layer_offset": 2, "num_experts": 1,
+                              "mamba_d_state": 12, "mamba_dt_rank": 8}),
+    "nemotron-h": ("NemotronH", {**NEMOTRON, "layers_block_type": ["mamba", "mlp", "attention"]}),
+    "nemotron-h-moe": ("NemotronH", {
+        **NEMOTRON, "layers_block_type": ["mamba", "moe", "attention"], "n_routed_experts": 6,
+        "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 64,
+        "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.5}),
+    "gpt2": ("GPT2LMHeadModel", {"tie_word_embeddings": True}),
+    "starcoder": ("GPTBigCode", {"tie_word_embeddings": True}),
+    "gpt-neox": ("GPTNeoX", {}), "gpt-neox-in-turn": ("GPTNeoX", {"use_parallel_residual": False}),
+    "phi2": ("Phi", {"intermediate_size": 256, "num_key_value_heads": 4}),
+    "stablelm": ("StableLm", {"use_qkv_bias": True}),
+    "stablelm-12b": ("StableLm", {"use_parallel_residual": True, "qk_layernorm": True}),
+    "olmo": ("Olmo", {"clip_qkv": 0.5}), "jais2": ("Jais2", {}),
+    "lfm2-moe": ("Lfm2Moe", {
+        **EXPERTS, "layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3,
+        "num_dense_layers": 1, "norm_eps": 1e-5, "tie_word_embeddings": True}),
+    "llama4": ("Llama4", {
+        "intermediate_size_mlp": 64, "interleave_moe_layer_step": 2, "num_local_experts": 4,
+        "attention_chunk_size": 8192, "num_hidden_layers": 4}),
+    "mistral4": ("Mistral4", {**LATENTS, **GROUPED, "head_dim": 40, "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.0}}),
+    "glm4-moe-lite": ("Glm4MoeLite", {**LATENTS, **GROUPED}),
+    "deepseek-v3.2": ("DeepseekV32", {**LATENTS, **GROUPED, **INDEXER}),
+    "glm-5": ("GlmMoeDsa", {**LATENTS, **GROUPED, **INDEXER}),
+    "kimi-linear": ("KimiLinear", {
+        **LATENTS, "q_lora_rank": None, "moe_intermediate_size": 32, "num_local_experts": 6,
+        "num_experts_per_tok": 2, "linear_head_dim": 16, "linear_num_heads": 4,
+        "linear_conv_kernel_dim": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"]}),
     "qwen3.5-moe": ("Qwen3_5Moe", {
         **EXPERTS, "shared_expert_intermediate_size": 32, "linear_value_head_dim": 32,
         "linear_num_value_heads": 2, "layer_types": ["linear_attention", "full_attention"] * 2}),
@@ -210,17 +273,25 @@ def _check(path: Path, oracle: Any) -> None:
 
 
 ALIASES = {"qwen2vl": "Qwen2ForCausalLM", "qwen3vl": "Qwen3ForCausalLM",
-           "qwen3vlmoe": "Qwen3MoeForCausalLM"}
+           "qwen3vlmoe": "Qwen3MoeForCausalLM", "nemotron_h_moe": "NemotronHForCausalLM"}
 """Language models of models with images, which are those of text."""
 
 
-@pytest.mark.parametrize("name", CASES)
+RARER = ("falcon-11b", "falcon-h1", "jamba-dense", "gpt-neox-in-turn", "stablelm")
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.slow] * (name in RARER)) for name in CASES])
 def test_greedy_tokens_equal_transformers(
     name: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     path, (architecture, options) = tmp_path / "tiny.gguf", CASES[name]
-    record_property("gguf", f"{architecture}ForCausalLM")
-    _check(path, write_model(path, f"{architecture}ForCausalLM", "Q4_0", 3, **options))
+    record_property("gguf", class_of(architecture))
+    _check(path, write_model(path, class_of(architecture), "Q4_0", 3, **options))
+
+
+def class_of(name: str) -> str:
+    return name if name.endswith("Model") else f"{name}ForCausalLM"
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3-moe", "granite-hybrid"])
@@ -274,7 +345,7 @@ def test_transformers_reads_the_same_tensors(name: str, tmp_path: Path) -> None:
 
 
 def test_every_architecture_has_a_case() -> None:
-    assert {f"{own}ForCausalLM" for own, _ in CASES.values()} == set(ARCHITECTURES)
+    assert {class_of(own) for own, _ in CASES.values()} == set(ARCHITECTURES)
     assert {*ARCHITECTURES.values(), *ALIASES} == set(FAMILIES)
 
 
