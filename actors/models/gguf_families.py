@@ -127,8 +127,8 @@ FAMILIES = {
                          names.RECURRENT, fields.mamba2_fields),
     "nemotron_h": NEMOTRON_H,
     "nemotron_h_moe": NEMOTRON_H._replace(
-        keys=(*keys.NEMOTRON_H_KEYS, *keys.GROUPED_KEYS),
-        experts=experts_at("mixer.")),
+        keys=(*keys.NEMOTRON_H_KEYS, *keys.GROUPED_KEYS), experts=experts_at("mixer."),
+        drafts=names.NEMOTRON_MTP),
     "qwen3next": GgufFamily(
         "Qwen3NextForCausalLM", names.NEXT_LAYER, (*keys.DELTA_KEYS, *keys.DELTA_EXPERTS), EXPERTS,
         {**names.RECURRENT, **GATE_ROW}, fields.qwen3next_fields, norm_plus_one=True,

@@ -302,7 +302,7 @@ def nemotron_h(writer: Writer, config: Any) -> None:
     writer.add_embedding_length(config.hidden_size)
     writer.add_context_length(2**20)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(_kv_heads(config, ["attention" in kind for kind in kinds]))
+    writer.add_head_count_kv(_kv_heads(config, ["full" in kind for kind in kinds]))
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
