@@ -361,6 +361,7 @@ def stablelm(writer: Writer, config: Any) -> None:
     _sizes(writer, config, config.intermediate_size)
     writer.add_layer_norm_eps(config.layer_norm_eps)
     writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     _partly(writer, config)
     writer.add_parallel_residual(config.use_parallel_residual)
 
@@ -435,7 +436,8 @@ def kimi_linear(writer: Writer, config: Any) -> None:
 DESCRIBED: dict[str, Callable[[Writer, Any], None]] = {
     "mamba": mamba, "mamba2": mamba2, "granitehybrid": bamba, "falcon-h1": falcon_h1,
     "jamba": jamba, "nemotron_h": nemotron_h, "nemotron_h_moe": nemotron_h, "gpt2": gpt,
-    "starcoder": gpt, "gptneox": gptneox, "phi2": phi2, "stablelm": stablelm, "falcon": falcon,
+    "starcoder": gpt, "gptneox": gptneox, "phi2": phi2, "stablelm": stablelm,
+    "orion": stablelm, "falcon": falcon,
     "olmo": olmo, "jais2": jais2, "llama4": llama4, "apertus": apertus, "kimi-linear": kimi_linear,
 }
 """What writes the metadata of these."""

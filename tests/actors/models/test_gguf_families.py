@@ -210,6 +210,13 @@ def test_llama4_without_chunks(tmp_path: Path) -> None:
     assert found["attn_temperature_tuning"] is False and found["use_qk_norm"] is True
 
 
+def test_a_model_of_baichuan_with_alibi(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_model(path, "LlamaForCausalLM", "F32", at="baichuan", num_hidden_layers=40)
+    with pytest.raises(BadModel, match="baichuan.block_count: the model of 40 layers has ALiBi"):
+        gguf_config(read_gguf(path))
+
+
 def test_experts_of_jamba_in_layers_that_keep_no_period(tmp_path: Path) -> None:
     """Its config can only say every how many layers attend."""
     def more(writer: gguf.GGUFWriter) -> None:

@@ -284,6 +284,16 @@ def _check(path: Path, oracle: Any) -> None:
         torch.testing.assert_close(found, logits, atol=1e-4 * float(logits.abs().max()), rtol=0)
 
 
+KIN: dict[str, tuple[str, dict[str, Any]]] = {
+    "internlm2": ("Llama", {}), "xverse": ("Llama", {}), "baichuan": ("Llama", {}),
+    "exaone": ("Llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+    "pangu-embedded": ("Llama", {"attention_bias": True}), "qwen": ("Qwen2", {}),
+    "minicpm": ("Granite", {**GRANITE, "attention_multiplier": 0.25}),
+    "codeshell": ("Starcoder2", {"num_key_value_heads": 1}),
+    "orion": ("StableLm", {"rope_parameters": {
+        "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0}}),
+}
+"""Of other architectures of GGUF the classes of which a model of theirs is one."""
 ALIASES = {"qwen2vl": "Qwen2ForCausalLM", "qwen3vl": "Qwen3ForCausalLM",
            "qwen3vlmoe": "Qwen3MoeForCausalLM", "nemotron_h_moe": "NemotronHForCausalLM"}
 """Language models of models with images, which are those of text."""
@@ -304,6 +314,20 @@ def test_greedy_tokens_equal_transformers(
 
 def class_of(name: str) -> str:
     return name if name.endswith("Model") else f"{name}ForCausalLM"
+
+
+@pytest.mark.parametrize("at", [
+    at if at in ("internlm2", "minicpm") else pytest.param(at, marks=pytest.mark.slow)
+    for at in KIN])
+def test_kin_of_other_classes(at: str, tmp_path: Path) -> None:
+    path, (architecture, options) = tmp_path / "tiny.gguf", KIN[at]
+
+    def more(writer: gguf.GGUFWriter) -> None:
+        if at == "qwen":
+            writer.kv_data[0].pop("qwen.feed_forward_length")
+            writer.add_feed_forward_length(2 * 96)
+
+    _check(path, write_model(path, class_of(architecture), "Q4_0", 3, more, at=at, **options))
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3-moe", "granite-hybrid"])
@@ -358,7 +382,7 @@ def test_transformers_reads_the_same_tensors(name: str, tmp_path: Path) -> None:
 
 def test_every_architecture_has_a_case() -> None:
     assert {class_of(own) for own, _ in CASES.values()} == set(ARCHITECTURES)
-    assert {*ARCHITECTURES.values(), *ALIASES} == set(FAMILIES)
+    assert {*ARCHITECTURES.values(), *ALIASES, *KIN} == set(FAMILIES)
 
 
 @pytest.mark.parametrize("kind", KINDS)
