@@ -77,8 +77,18 @@ QWEN3MOE = GgufFamily("Qwen3MoeForCausalLM", names.QWEN_MOE_LAYER, keys.QWEN_EXP
 NEMOTRON_H = GgufFamily(
     "NemotronHForCausalLM", names.NEMOTRON_H_LAYER, keys.NEMOTRON_H_KEYS, {}, names.RECURRENT,
     fields.nemotron_h_fields, epsilon=GPT_NORM)
+STABLELM = GgufFamily(
+    "StableLmForCausalLM", LAYER, more=fields.stablelm_fields, partial=True,
+    epsilon=LAYER_NORM, by_head={f"attn_{own}_norm": f"self_attn.{own}_norm.norms.{{}}"
+                                 for own in "qk"})
+LLAMA = GgufFamily("LlamaForCausalLM", LAYER, permuted=True)
+UNPAIRED = LLAMA._replace(permuted=False)
 FAMILIES = {
-    "llama": GgufFamily("LlamaForCausalLM", LAYER, permuted=True),
+    "llama": LLAMA, "internlm2": LLAMA, "xverse": LLAMA, "exaone": UNPAIRED,
+    "pangu-embedded": UNPAIRED, "baichuan": LLAMA._replace(more=fields.baichuan_fields),
+    "minicpm": GgufFamily("GraniteForCausalLM", LAYER, keys.GRANITE_KEYS,
+                          more=fields.minicpm_fields, permuted=True),
+    "qwen": GgufFamily("Qwen2ForCausalLM", LAYER, more=fields.qwen_fields),
     "mistral3": GgufFamily("MistralForCausalLM", LAYER, more=fields.mistral3_fields,
                            permuted=True),
     "llama4": GgufFamily("Llama4ForCausalLM", names.LLAMA4_LAYER, keys.LLAMA4_KEYS,
@@ -127,8 +137,8 @@ FAMILIES = {
                          names.RECURRENT, fields.mamba2_fields),
     "nemotron_h": NEMOTRON_H,
     "nemotron_h_moe": NEMOTRON_H._replace(
-        keys=(*keys.NEMOTRON_H_KEYS, *keys.GROUPED_KEYS),
-        experts=experts_at("mixer.")),
+        keys=(*keys.NEMOTRON_H_KEYS, *keys.GROUPED_KEYS), experts=experts_at("mixer."),
+        drafts=names.NEMOTRON_MTP),
     "qwen3next": GgufFamily(
         "Qwen3NextForCausalLM", names.NEXT_LAYER, (*keys.DELTA_KEYS, *keys.DELTA_EXPERTS), EXPERTS,
         {**names.RECURRENT, **GATE_ROW}, fields.qwen3next_fields, norm_plus_one=True,
@@ -175,16 +185,15 @@ FAMILIES = {
                             outer=GPT_OUTER, epsilon=GPT_NORM),
     "falcon": GgufFamily("FalconForCausalLM", LAYER, more=fields.falcon_fields, epsilon=GPT_NORM),
     "phi2": GgufFamily("PhiForCausalLM", LAYER, partial=True, epsilon=LAYER_NORM),
-    "stablelm": GgufFamily(
-        "StableLmForCausalLM", LAYER, more=fields.stablelm_fields, partial=True,
-        epsilon=LAYER_NORM, by_head={f"attn_{own}_norm": f"self_attn.{own}_norm.norms.{{}}"
-                                     for own in "qk"}),
+    "stablelm": STABLELM, "orion": STABLELM,
     "command-r": GgufFamily("CohereForCausalLM", LAYER, keys.LOGIT_SCALE,
                             more=fields.cohere_fields, epsilon=LAYER_NORM),
     "cohere2": GgufFamily("Cohere2ForCausalLM", LAYER, keys.LOGIT_SCALE,
                           more=fields.cohere2_fields, epsilon=LAYER_NORM),
     "starcoder2": GgufFamily("Starcoder2ForCausalLM", LAYER, more=fields.starcoder2_fields,
                              epsilon=layer_norm_epsilon("norm_epsilon")),
+    "codeshell": GgufFamily("Starcoder2ForCausalLM", LAYER, more=fields.starcoder2_fields,
+                            epsilon=layer_norm_epsilon("norm_epsilon")),
     "nemotron": GgufFamily("NemotronForCausalLM", LAYER, norm_plus_one=True, partial=True,
                            epsilon=layer_norm_epsilon("norm_eps")),
     "jais2": GgufFamily("Jais2ForCausalLM", LAYER, epsilon=LAYER_NORM),

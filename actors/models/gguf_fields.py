@@ -8,7 +8,7 @@ from actorium.actors.models.gguf_file import GgufFile
 from actorium.actors.models.gguf_keys import Config
 
 GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
-EXAONE_32B_LAYERS, MAVERICK_EXPERTS, MAX_LAYERS = 64, 128, 4096
+EXAONE_32B_LAYERS, BAICHUAN_13B_LAYERS, MAVERICK_EXPERTS, MAX_LAYERS = 64, 40, 128, 4096
 SOFTMAX, SIGMOID = 1, 2
 """How experts are scored (`expert_gating_func`): in DeepSeek-V2, and in V3."""
 
@@ -307,6 +307,27 @@ def llama4_fields(file: GgufFile, at: str, config: Config) -> Config:
     return {"attention_chunk_size": None, "attn_temperature_tuning": False,
             "no_rope_layers": [1] * config["num_hidden_layers"],
             "use_qk_norm": config["num_local_experts"] != MAVERICK_EXPERTS}
+
+
+def baichuan_fields(file: GgufFile, at: str, config: Config) -> Config:
+    """The model of 13B has ALiBi, and says so by its layers alone."""
+    if config["num_hidden_layers"] == BAICHUAN_13B_LAYERS:
+        raise file.bad(f"{at}.block_count", "the model of 40 layers has ALiBi, which is not served")
+    return {}
+
+
+def minicpm_fields(file: GgufFile, at: str, config: Config) -> Config:
+    """Old files have none of its factors."""
+    layers, hidden = max(1, config["num_hidden_layers"]), config["hidden_size"]
+    return {**granite_fields(file, at, config),
+            "embedding_multiplier": file.real(f"{at}.embedding_scale", 12.0),
+            "residual_multiplier": file.real(f"{at}.residual_scale", 1.4 / layers**0.5),
+            "logits_scaling": file.real(f"{at}.logit_scale", hidden / 256)}
+
+
+def qwen_fields(_: GgufFile, __: str, config: Config) -> Config:
+    """The first Qwen counts gates and ups together."""
+    return {"intermediate_size": config["intermediate_size"] // 2}
 
 
 def gpt2_fields(_: GgufFile, __: str, config: Config) -> Config:

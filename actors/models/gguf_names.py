@@ -150,11 +150,16 @@ DEEPSEEK_MTP = {"": "model.layers.{0}.", **{
         ("eh_proj", "eh_proj"), ("enorm", "enorm"), ("hnorm", "hnorm"),
         ("shared_head_norm", "shared_head.norm"), ("embed_tokens", "embed_tokens"),
         ("shared_head_head", "shared_head.head"))}}
-"""Modules of the layer that drafts; "": what the names of its others begin with. {0}: how many
-layers there are before it."""
+"""Modules of the layer that drafts; "": what the names of its others begin with; "ffn": those of
+its MLP, where that lies elsewhere. {0}: how many layers there are before it."""
 QWEN_MTP = {"": "mtp.layers.0.", "nextn.eh_proj": "mtp.fc", "nextn.shared_head_norm": "mtp.norm",
             "nextn.enorm": "mtp.pre_fc_norm_embedding", "nextn.hnorm": "mtp.pre_fc_norm_hidden",
             "nextn.embed_tokens": "mtp.embed_tokens", "nextn.shared_head_head": "mtp.head"}
+NEMOTRON_MTP = {"": "mtp.layers.0.", "ffn": "mtp.layers.1.", **{
+    f"nextn.{name}": f"mtp.layers.0.{name}" for name in ("eh_proj", "enorm", "hnorm")},
+    "post_attention_norm": "mtp.layers.1.norm",
+    "nextn.shared_head_norm": "mtp.layers.1.final_layernorm"}
+"""A block with attention, and one with experts."""
 
 
 def experts_at(at: str, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")

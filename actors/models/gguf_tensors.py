@@ -121,10 +121,11 @@ class _Names(NamedTuple):
         if i < self.layers:
             yield from self._of_layer(f"model.layers.{i}.", name, inner, stored)
         elif i == self.layers and self.family.drafts:
-            prefix, (module, _, kind) = self.family.drafts[""].format(i), inner.rpartition(".")
-            parts = (self._named(f"{self.family.drafts[module].format(i)}.{kind}", inner, stored)
-                     if module and module in self.family.drafts else
-                     self._of_layer(prefix, name, inner, stored))
+            own, (module, _, kind) = self.family.drafts, inner.rpartition(".")
+            apart = "ffn" in own and inner.startswith(("ffn_", "exp_probs_b"))
+            parts = (self._named(f"{own[module].format(i)}.{kind}", inner, stored)
+                     if module and module in own else
+                     self._of_layer(own["ffn" * apart].format(i), name, inner, stored))
             for part in parts:
                 yield part._replace(optional=True)
 

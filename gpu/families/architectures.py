@@ -76,7 +76,7 @@ from actorium.gpu.families.mixture_config import (
     qwen2_moe,
 )
 from actorium.gpu.families.model_shape import ModelShape
-from actorium.gpu.families.nemotron_config import nemotron_h
+from actorium.gpu.families.nemotron_config import nemotron_h, nemotron_h_mtp
 from actorium.gpu.families.quant_config import (
     gguf_grouped,
     online_grouped,
@@ -177,7 +177,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "MambaForCausalLM": Architecture(mamba, parted_layer),
     "FalconMambaForCausalLM": Architecture(falcon_mamba, parted_layer),
     "JambaForCausalLM": Architecture(jamba, parted_layer),
-    "NemotronHForCausalLM": Architecture(nemotron_h, parted_layer),
+    "NemotronHForCausalLM": Architecture(nemotron_h, parted_layer, mtp=nemotron_h_mtp),
     "KimiLinearForCausalLM": Architecture(kimi_linear, parted_layer, names.KIMI),
     "Starcoder2ForCausalLM": Architecture(ln.starcoder2, causal_layer, names.FEED),
     "CohereForCausalLM": Architecture(ln.cohere, causal_layer),
@@ -342,4 +342,6 @@ def attention_modules(s: ModelShape) -> list[str]:
     names = mtp_names(s)
     found = [s.parts[i].attention if s.parts else f"{layer_prefix(i)}{ATTENTION}"
              for i in s.attention_layers if s.owns_kv(i)]
-    return [*found, f"{names.layer}{ATTENTION}"] if names else found
+    if names is None:
+        return found
+    return [*found, s.mtp_parts.attention if s.mtp_parts else f"{names.layer}{ATTENTION}"]

@@ -126,6 +126,8 @@ class ModelShape:
     layer_norms: LayerNorms = LayerNorms()
     parts: tuple[LayerParts, ...] = ()
     """Of each layer, for families whose layers differ in them; (): each has a mixer and an MLP."""
+    mtp_parts: LayerParts | None = None
+    """Those of the layer that drafts, of a model whose layers differ in their parts."""
     dense_names: tuple[str, ...] = GATED
     """What a dense MLP's projections are called, where `parts` say where it is."""
     multipliers: Multipliers | None = None
@@ -264,6 +266,13 @@ class ModelShape:
         if self.parts:
             return any(parts.mlp and i not in self.sparse for i, parts in enumerate(self.parts))
         return self.layers > len(self.sparse)
+
+    def parts_of(self, i: int) -> LayerParts:
+        """Those of the i-th layer, or of the one that drafts, behind all others."""
+        if i < self.layers:
+            return self.parts[i]
+        assert self.mtp_parts is not None
+        return self.mtp_parts
 
     def has_experts(self, i: int) -> bool:
         """Whether the i-th layer's MLP is a mixture; that of a layer that drafts, behind all

@@ -320,7 +320,7 @@ FORMATS = {
     "IQ2_XXS": WeightFormat(8, 32, False), "IQ2_XS": WeightFormat(8, 16, False),
     "IQ2_S": WeightFormat(8, 16, False), "IQ3_XXS": WeightFormat(8, 32, False),
     "IQ3_S": WeightFormat(5, 32, False), "IQ4_NL": WeightFormat(8, 32, False),
-    "IQ4_XS": WeightFormat(8, 32, False), "MXFP4": WeightFormat(5, 32, False),
+    "IQ4_XS": WeightFormat(8, 32, False), "MXFP4": WeightFormat(4, 32, False, True),
     "NVFP4": WeightFormat(5, 16, False),
 }
 """Of each type of tensor; None: it is plain. All numbers of a block are whole multiples of their

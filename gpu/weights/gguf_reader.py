@@ -31,12 +31,13 @@ from actorium.actors.models.model_files import open_file
 from actorium.gpu.parallel.rank_slices import TensorSlice
 from actorium.gpu.weights.gguf_blocks import (
     FORMATS,
-    NATIVE,
+    NATIVE_ROWS,
     NUMBERS,
     write_numbers,
     write_rows,
 )
 from actorium.gpu.weights.lazy_tensors import LazyTensor
+from actorium.gpu.weights.mxfp4 import NO_NUMBER
 from actorium.gpu.weights.safetensors_reader import Wanted, fill
 from actorium.kernels.grouped_rows import (
     ROWS,
@@ -120,7 +121,7 @@ def _lazily(part: GgufPart, dtype: torch.dtype, device: torch.device, keep: bool
             own: FileRows) -> LazyTensor:
     rows = keep and part.stored.type.name in FORMATS
     laid_out = rows and device.type == "cpu" and len(part.shape) == 2
-    blocks = _blocks_of(part, own) if laid_out and part.stored.type.name in NATIVE else None
+    blocks = _blocks_of(part, own) if laid_out and part.stored.type.name in NATIVE_ROWS else None
 
     def cut(taken: TensorSlice) -> LazyTensor | None:
         found = _rows_of(part, taken)
@@ -195,6 +196,9 @@ def _read(fd: int, part: GgufPart, dtype: torch.dtype, rows: bool, device: torch
     found = torch.empty((own.number, width), dtype=ROWS if rows else dtype, device=device)
     for at, piece in _pieces(fd, part, own):
         into, blocks = found[at:at + len(piece)], piece.to(device)
+        if kind == "MXFP4" and bool((blocks[:, ::part.stored.type.bytes] == NO_NUMBER).any()):
+            raise BadModel(f"{part.stored.file}: tensor {part.stored.name} holds a scale that is "
+                           "not a number")
         if rows:
             write_rows(kind, blocks, into)
             scale_rows(into, own.columns, kind, factor)

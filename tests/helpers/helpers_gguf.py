@@ -305,9 +305,11 @@ TURNED = {
 """Those of GPT-OSS."""
 NOT_SPLIT = {("experts.gate_up_proj", "qwen3next")}
 """Experts whose gates and ups lie in one tensor, which newer files have."""
-NAMED_AS = {"deepseek32": "glm-dsa"}
-"""Those that the package does not know, and one whose tensors have the same names."""
-PAIRED = ("arcee", "olmo", "llama", "smollm3", "granite", "granitemoe", "granitehybrid", "mistral3")
+NAMED_AS = {"deepseek32": "glm-dsa", "qwen": "qwen2", "codeshell": "starcoder2"}
+"""Those that the package does not know, or with fewer tensors, and one whose tensors have the same
+names."""
+PAIRED = ("arcee", "olmo", "internlm2", "xverse", "baichuan", "minicpm", "llama", "smollm3",
+          "granite", "granitemoe", "granitehybrid", "mistral3")
 """Architectures whose rows of queries and keys lie in pairs."""
 PLUS_ONE = ("nemotron", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
 """Those whose norms have the 1 that is added in their weights."""
@@ -324,7 +326,7 @@ def rope_factors(config: Any) -> dict[str, list[float]]:
             if f"{name}_factor" in ropes}
 
 
-EPSILONS = {"command-r": "layer_norm_eps", "cohere2": "layer_norm_eps",
+EPSILONS = {"codeshell": "norm_epsilon", "command-r": "layer_norm_eps", "cohere2": "layer_norm_eps",
             "starcoder2": "norm_epsilon", "nemotron": "norm_eps"}
 """What configs call that of LayerNorms."""
 KEYS: dict[str, str] = {

@@ -302,7 +302,7 @@ def nemotron_h(writer: Writer, config: Any) -> None:
     writer.add_embedding_length(config.hidden_size)
     writer.add_context_length(2**20)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(_kv_heads(config, ["attention" in kind for kind in kinds]))
+    writer.add_head_count_kv(_kv_heads(config, ["full" in kind for kind in kinds]))
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
@@ -361,6 +361,7 @@ def stablelm(writer: Writer, config: Any) -> None:
     _sizes(writer, config, config.intermediate_size)
     writer.add_layer_norm_eps(config.layer_norm_eps)
     writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     _partly(writer, config)
     writer.add_parallel_residual(config.use_parallel_residual)
 
@@ -435,7 +436,8 @@ def kimi_linear(writer: Writer, config: Any) -> None:
 DESCRIBED: dict[str, Callable[[Writer, Any], None]] = {
     "mamba": mamba, "mamba2": mamba2, "granitehybrid": bamba, "falcon-h1": falcon_h1,
     "jamba": jamba, "nemotron_h": nemotron_h, "nemotron_h_moe": nemotron_h, "gpt2": gpt,
-    "starcoder": gpt, "gptneox": gptneox, "phi2": phi2, "stablelm": stablelm, "falcon": falcon,
+    "starcoder": gpt, "gptneox": gptneox, "phi2": phi2, "stablelm": stablelm,
+    "orion": stablelm, "falcon": falcon,
     "olmo": olmo, "jais2": jais2, "llama4": llama4, "apertus": apertus, "kimi-linear": kimi_linear,
 }
 """What writes the metadata of these."""

@@ -121,6 +121,36 @@ def test_layers_that_draft_are_left_out(tmp_path: Path) -> None:
     load(resolve(str(path)))
 
 
+def test_nemotron_drafts_by_two_blocks(tmp_path: Path) -> None:
+    """Which the file has in one: attention, and experts."""
+    own = {"nextn.eh_proj": (64, 128), "nextn.enorm": (64,), "nextn.hnorm": (64,),
+           "nextn.shared_head_norm": (64,), "attn_norm": (64,), "post_attention_norm": (64,),
+           "attn_q": (64, 64), "attn_output": (64, 64), "ffn_gate_inp": (4, 64),
+           "ffn_up_exps": (4, 32, 64), "ffn_down_shexp": (64, 32)}
+
+    def more(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0].pop("nemotron_h_moe.block_count")
+        writer.add_block_count(4)
+        writer.add_nextn_predict_layers(1)
+        for name, shape in own.items():
+            writer.add_tensor(f"blk.3.{name}.weight", np.zeros(shape, np.float32))
+
+    path = tmp_path / "m.gguf"
+    write_model(path, "NemotronHForCausalLM", "F32", more=more, n_routed_experts=4,
+                layers_block_type=["mamba", "moe", "attention"], mamba_num_heads=8,
+                mamba_head_dim=16, n_groups=2, num_experts_per_tok=2, n_group=1, topk_group=1,
+                moe_intermediate_size=32, moe_shared_expert_intermediate_size=32)
+    assert gguf_config(read_gguf(path))["num_nextn_predict_layers"] == 1
+    first, second = (f"mtp.layers.{i}." for i in (0, 1))
+    assert {part.name.removesuffix(".weight") for part in checkpoint_tensors(read_gguf(path))
+            if part.name.startswith("mtp.")} == {
+        f"{first}eh_proj", f"{first}enorm", f"{first}hnorm", f"{first}norm",
+        f"{first}mixer.q_proj", f"{first}mixer.o_proj", f"{second}norm",
+        f"{second}final_layernorm", f"{second}mixer.gate",
+        *(f"{second}mixer.experts.{i}.up_proj" for i in range(4)),
+        f"{second}mixer.shared_experts.down_proj"}
+
+
 def test_phi3s_factors_are_tensors(tmp_path: Path) -> None:
     path, short, long = tmp_path / "m.gguf", [1.0, 1.25], [2.0, 2.5]
     write_model(path, "Phi3ForCausalLM", "F32", num_hidden_layers=1, more=lambda writer: (
@@ -178,6 +208,13 @@ def test_llama4_without_chunks(tmp_path: Path) -> None:
     found = gguf_config(read_gguf(path))
     assert found["attention_chunk_size"] is None and found["no_rope_layers"] == [1]
     assert found["attn_temperature_tuning"] is False and found["use_qk_norm"] is True
+
+
+def test_a_model_of_baichuan_with_alibi(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_model(path, "LlamaForCausalLM", "F32", at="baichuan", num_hidden_layers=40)
+    with pytest.raises(BadModel, match="baichuan.block_count: the model of 40 layers has ALiBi"):
+        gguf_config(read_gguf(path))
 
 
 def test_experts_of_jamba_in_layers_that_keep_no_period(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from helpers_gguf import own_cache, write_model
 from helpers_gguf_rows import drafting
 from helpers_hybrid import DENSE, NEXT, SPARSE, HybridDriver, hybrid_runner, write_hybrid
 from helpers_models import CPU, Seq, Stepper, generated, write_checkpoint
+from helpers_nemotron import NEMOTRON, write_nemotron
 from helpers_pairs import pairs
 from helpers_parity import ATOL, tokens
 from torch import Tensor
@@ -60,6 +61,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3.5": (DENSE, {}),
     "qwen3.5-moe": (SPARSE, {}),
     "qwen3-next": (NEXT, {}),
+    "nemotron-h": (NEMOTRON, {}),
 }
 
 
@@ -79,6 +81,8 @@ def write(path: Path, architecture: str, **options: Any) -> tuple[Any, Any]:
     """A checkpoint with its MTP layer; transformers' model and its `MtpModel`."""
     if architecture == DEEPSEEK:
         oracle = write_deepseek(path, 3, **options)
+    elif architecture == NEMOTRON:
+        return write_nemotron(path, **options)
     elif architecture in (GLM, V32):
         oracle = write_checkpoint(path, architecture, 3, **options)
         oracle.set_attn_implementation("eager")  # only then is the MTP layer given a mask

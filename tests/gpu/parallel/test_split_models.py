@@ -13,6 +13,7 @@ from helpers_kinds import write_kind
 from helpers_mamba import write_granite
 from helpers_models import generated, write_checkpoint
 from helpers_mxfp4 import write_mxfp4
+from helpers_nemotron import write_nemotron
 from helpers_ranks import GREEDY, asked, near, opened_config, run_ranks, serve, whole
 from helpers_recurrent import write_recurrent
 from transformers import AutoModelForCausalLM
@@ -103,7 +104,7 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "falcon-mamba": lambda path: write_recurrent(path, "FalconMambaForCausalLM", use_bias=True),
     "jamba": lambda path: write_recurrent(path, "JambaForCausalLM", mamba_proj_bias=True),
     "kimi-linear": lambda path: write_recurrent(path, "KimiLinearForCausalLM"),
-    "nemotron-h": lambda path: write_recurrent(path, "NemotronHForCausalLM", moe_latent_size=24),
+    "nemotron-h": write_nemotron,
     "lfm2-moe": lambda path: write_recurrent(path, "Lfm2MoeForCausalLM"),
     "lfm2": lambda path: write_recurrent(path, "Lfm2ForCausalLM", conv_bias=True),
     "starcoder2": lambda path: write_checkpoint(path, "Starcoder2ForCausalLM",

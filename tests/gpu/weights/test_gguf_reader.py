@@ -26,8 +26,15 @@ from actorium.actors.models.gguf_file import OTHER_TYPES, TYPES, read_gguf
 from actorium.actors.models.gguf_tensors import checkpoint_tensors
 from actorium.actors.models.model_dir import resolve
 from actorium.actors.params import ResolvedParams
-from actorium.gpu.plan.weight_bytes import weight_bytes
-from actorium.gpu.weights.gguf_blocks import FORMATS, NATIVE, grouped, write_numbers, write_rows
+from actorium.gpu.plan.weight_bytes import bytes_by_format, weight_bytes
+from actorium.gpu.weights.gguf_blocks import (
+    FORMATS,
+    NATIVE,
+    NATIVE_ROWS,
+    grouped,
+    write_numbers,
+    write_rows,
+)
 from actorium.gpu.weights.gguf_reader import PLAIN, read_part
 from actorium.kernels.grouped_rows import dequantise_grouped, pack_rows, row_format, unpack_rows
 
@@ -218,16 +225,19 @@ def test_rows_are_worth_what_the_package_says_to_the_bit(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_blocks_of_any_bytes(kind: str) -> None:
-    """Every code and scale, infinite and undefined ones too."""
+    """Every code and scale, infinite and undefined ones too; but for that of MXFP4 which is none,
+    and refused."""
     size = gguf.GGML_QUANT_SIZES[Type[kind]][1]
     raw = np.random.default_rng(1).integers(0, 256, (64, 3 * size), np.uint8)
+    if kind == "MXFP4":
+        raw[:, ::size] %= 255
     with np.errstate(all="ignore"):
         want = torch.from_numpy(gguf.dequantize(raw, Type[kind]))
     found = dequantise_grouped(grouped(kind, torch.from_numpy(raw)), torch.float32)
     torch.testing.assert_close(found, want, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("kind", sorted(NATIVE))
+@pytest.mark.parametrize("kind", sorted(NATIVE_ROWS))
 def test_rows_are_made_in_c_as_in_torch(kind: str) -> None:
     """To the bit, but for the sign of a zero, and which number that is none a scale is."""
     blocks = torch.from_numpy(np.random.default_rng(2).integers(
@@ -243,9 +253,11 @@ def test_rows_are_made_in_c_as_in_torch(kind: str) -> None:
 @pytest.mark.parametrize(("kind", "dtype"), pairs(sorted(NATIVE), [torch.bfloat16, torch.float32]))
 def test_numbers_are_made_in_c_as_in_torch(kind: str, dtype: torch.dtype) -> None:
     """Every code and scale, infinite and undefined ones too; rows longer than a strip."""
+    numbers, size = gguf.GGML_QUANT_SIZES[Type[kind]]
     blocks = torch.from_numpy(np.random.default_rng(3).integers(
-        0, 256, (9, 1280 // gguf.GGML_QUANT_SIZES[Type[kind]][0]
-                 * gguf.GGML_QUANT_SIZES[Type[kind]][1]), np.uint8))
+        0, 256, (9, 1280 // numbers * size), np.uint8))
+    if kind == "MXFP4":  # of which one is refused
+        blocks[:, ::size] %= 255
     want = dequantise_grouped(grouped(kind, blocks), dtype)
     found = torch.full((9, 1280), 99, dtype=dtype)
     write_numbers(kind, blocks, found)
@@ -272,6 +284,16 @@ def _check(path: Path, oracle: Any) -> None:
         torch.testing.assert_close(found, logits, atol=1e-4 * float(logits.abs().max()), rtol=0)
 
 
+KIN: dict[str, tuple[str, dict[str, Any]]] = {
+    "internlm2": ("Llama", {}), "xverse": ("Llama", {}), "baichuan": ("Llama", {}),
+    "exaone": ("Llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+    "pangu-embedded": ("Llama", {"attention_bias": True}), "qwen": ("Qwen2", {}),
+    "minicpm": ("Granite", {**GRANITE, "attention_multiplier": 0.25}),
+    "codeshell": ("Starcoder2", {"num_key_value_heads": 1}),
+    "orion": ("StableLm", {"rope_parameters": {
+        "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0}}),
+}
+"""Of other architectures of GGUF the classes of which a model of theirs is one."""
 ALIASES = {"qwen2vl": "Qwen2ForCausalLM", "qwen3vl": "Qwen3ForCausalLM",
            "qwen3vlmoe": "Qwen3MoeForCausalLM", "nemotron_h_moe": "NemotronHForCausalLM"}
 """Language models of models with images, which are those of text."""
@@ -292,6 +314,20 @@ def test_greedy_tokens_equal_transformers(
 
 def class_of(name: str) -> str:
     return name if name.endswith("Model") else f"{name}ForCausalLM"
+
+
+@pytest.mark.parametrize("at", [
+    at if at in ("internlm2", "minicpm") else pytest.param(at, marks=pytest.mark.slow)
+    for at in KIN])
+def test_kin_of_other_classes(at: str, tmp_path: Path) -> None:
+    path, (architecture, options) = tmp_path / "tiny.gguf", KIN[at]
+
+    def more(writer: gguf.GGUFWriter) -> None:
+        if at == "qwen":
+            writer.kv_data[0].pop("qwen.feed_forward_length")
+            writer.add_feed_forward_length(2 * 96)
+
+    _check(path, write_model(path, class_of(architecture), "Q4_0", 3, more, at=at, **options))
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3-moe", "granite-hybrid"])
@@ -346,7 +382,7 @@ def test_transformers_reads_the_same_tensors(name: str, tmp_path: Path) -> None:
 
 def test_every_architecture_has_a_case() -> None:
     assert {class_of(own) for own, _ in CASES.values()} == set(ARCHITECTURES)
-    assert {*ARCHITECTURES.values(), *ALIASES} == set(FAMILIES)
+    assert {*ARCHITECTURES.values(), *ALIASES, *KIN} == set(FAMILIES)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -413,6 +449,27 @@ def test_what_is_in_codes_is_not_rounded_twice(quantization: str, tmp_path: Path
     found = Stepper(model).step([(Seq(ids), len(ids))], every_row=True)
     want = oracle_logits(oracle, ids)
     assert 0.01 < float((found.float() - want).norm() / want.norm()) < 0.5
+
+
+def test_experts_in_mxfp4(tmp_path: Path) -> None:
+    """Of GPT-OSS: codes of 4 bits, as out of safetensors, in which all experts are two products."""
+    path, (_, options) = tmp_path / "tiny.gguf", CASES["gpt-oss"]
+    _check(path, write_model(path, "GptOssForCausalLM", "MXFP4", 3, **options))
+    formats = bytes_by_format(load(resolve(str(path))).shape)
+    assert "mxfp4 (groups of 32)" in formats and not any("int" in own for own in formats)
+
+
+def test_scales_of_mxfp4_that_are_no_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_model(path, "LlamaForCausalLM", "MXFP4", 5, num_hidden_layers=1)
+    stored_at = read_gguf(path).tensors["blk.0.ffn_up.weight"].start
+    with path.open("r+b") as file:
+        file.seek(stored_at + 17)
+        file.write(b"\xff")
+    for quantization in ("auto", "none"):
+        with pytest.raises(BadModel, match="tensor blk.0.ffn_up.weight holds a scale that is not"):
+            model = load(resolve(str(path)), quantization=quantization)
+            Stepper(model).step([(Seq([1, 2]), 2)])
 
 
 def test_a_file_that_is_cut_short_while_it_is_read(tmp_path: Path) -> None:
