@@ -39,6 +39,7 @@ from actorium.gpu.models.transformers_trace import (
     error_line,
     handled_by,
     register,
+    replace_norms,
     replace_products,
     split_layers,
     traced,
@@ -86,6 +87,8 @@ class TransformersModel(LoadedModel):
                      if own is model.get_output_embeddings()]
             replace_products(model, lambda name, weight, bias: self.ops.linear(
                 self._held(name, weight, name in apart), bias), self.dtype)
+        if isinstance(self.ops, NativeOps):
+            replace_norms(model, self.ops.rms_norm, self.dtype)
         self.layers_by = f"transformers {transformers.__version__}"
         self._body, self._head = body_and_head(model)
         self._places = [(*shape.group_and_index(i), call.scale / shape.attention_scale)

@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,8 @@ FARTHEST = 1 << 24
 """Tokens back to which masks are looked at."""
 SINKS = "s_aux"
 """The argument of attention that has the scores of its sinks, [H]."""
+NEAR = 2**-6
+"""Of the largest number, two roundings to bfloat16."""
 IGNORED = {SINKS, "dropout", "scaling", "sliding_window", "softcap", "is_causal", "position_ids",
            "use_cache", "cache_position", "output_attentions", "output_hidden_states",
            "output_router_logits", "logits_to_keep", "return_dict", "attention_dropout",
@@ -147,7 +150,7 @@ def body_and_head(model: Any) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
 
 
 class _Product(nn.Module):
-    """Stands in the place of a linear layer."""
+    """Stands in the place of a linear layer, or of a norm."""
 
     def __init__(self, product: Callable[[Tensor], Tensor], columns: int) -> None:
         super().__init__()
@@ -169,6 +172,26 @@ def replace_products(model: nn.Module, make: Callable[[str, Tensor, Tensor | Non
                 bias = None if layer.bias is None else layer.bias.data
                 setattr(parent, name, _Product(make(name, layer.weight.data, bias),
                                                layer.in_features))
+
+
+def replace_norms(model: nn.Module, norm: Callable[[Tensor, Tensor, float], Tensor],
+                  dtype: torch.dtype) -> None:
+    """Puts ours in the place of RMSNorms, of their weights or of these plus 1, which are tried to
+    see that they give the same."""
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            held = [param.data for param in layer.parameters()]
+            if not type(layer).__name__.endswith("RMSNorm") or len(held) != 1 \
+                    or held[0].dtype is not dtype or held[0].dim() != 1:
+                continue
+            weight, eps = held[0], getattr(layer, "variance_epsilon", getattr(layer, "eps", 1e-6))
+            given = torch.linspace(-3, 5, 3 * len(weight)).view(3, -1).sin().to(dtype)
+            want = layer(given).float()
+            for own in (weight, weight + 1):
+                if float((norm(given, own, eps) - want).abs().max()) <= NEAR * float(
+                        want.abs().max()):
+                    setattr(parent, name, _Product(partial(norm, weight=own, eps=eps), len(own)))
+                    break
 
 
 # --- Parts of several ranks -----------------------------------------------------------------------

@@ -25,6 +25,7 @@ from actorium.gpu.models.transformers_model import TransformersModel
 from actorium.gpu.parallel.rank_group import LoneRank
 from actorium.gpu.plan.weight_bytes import weight_bytes
 from actorium.gpu.worker.exactness import departures
+from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.tools.cli import main
 
 BASE: dict[str, Any] = {
@@ -181,6 +182,22 @@ def test_bf16_and_pages_of_8_bits_stay_near_fp32(tmp_path: Path) -> None:
         got = Stepper(ours, 1000, 4, kv_dtype=kv_dtype).step([(Seq(ids), len(ids))],
                                                              every_row=True)
         assert (got - want).norm() < 0.1 * want.norm()
+
+
+@pytest.mark.parametrize(("architecture", "replaced"), [
+    ("ArceeForCausalLM", True), ("GemmaForCausalLM", True), ("OlmoForCausalLM", False)])
+def test_norms_in_c(tmp_path: Path, architecture: str, replaced: bool) -> None:
+    """RMSNorms of weights, or of 1 more, are ours where they give the same."""
+    theirs = write(tmp_path, architecture, torch.bfloat16).float()
+    ours, ids = load(tmp_path), prompts()[1]
+    if not isinstance(ours.ops, NativeOps):
+        pytest.skip("no kernels in C here")
+    kinds = {type(own).__name__ for name, own in ours._body.named_modules()
+             if name.endswith("norm")}
+    assert (kinds == {"_Product"}) == replaced
+    got, want = Stepper(ours, 1000, 4).step([(Seq(ids), len(ids))], every_row=True), oracle_logits(
+        theirs, ids)
+    assert (got - want).norm() < 0.1 * want.norm()
 
 
 @pytest.mark.slow
