@@ -38,7 +38,7 @@ from actorium.gpu.families.dense_config import (
     seed_oss,
     smollm3,
 )
-from actorium.gpu.families.fp8_config import served_fp8
+from actorium.gpu.families.fp8_config import Fp8Shape, served_fp8
 from actorium.gpu.families.gemma_config import gemma4, gemma4_layer
 from actorium.gpu.families.granite_config import (
     granite,
@@ -102,7 +102,6 @@ from actorium.gpu.families.tensor_specs import (
 )
 from actorium.gpu.families.transformers_config import (
     any_decoder,
-    require_as_stored,
     require_class,
 )
 
@@ -225,7 +224,7 @@ def shape_from_config(
     own, raw = name in ARCHITECTURES, {**raw, "architectures": [name]}
     if impl == "transformers" or impl == "auto" and not own:
         require_class(name, raw, where, unsupported(name))
-        return _by_transformers(raw, where, dtype, max_model_len, quantization, own)
+        return _by_transformers(raw, where, dtype, max_model_len, quantization, group, head, own)
     if not own:
         raise BadModel(f"{where}: {unsupported(name)}; "
                        "--model-impl transformers serves many others by transformers' classes")
@@ -254,9 +253,12 @@ def shape_from_config(
 
 
 def _by_transformers(raw: dict[str, Any], where: Path, dtype: str, max_model_len: int | None,
-                     quantization: str, own: bool) -> ModelShape:
+                     quantization: str, group: int | None, head: str, own: bool) -> ModelShape:
     """The shape of a model that transformers' class runs; own: we have a class for it, too."""
-    require_as_stored(quantization)
+    if quantization in STORED:
+        raise BadConfig(f"quantization: {quantization} is not for models that transformers' "
+                        "classes run (--model-impl): their checkpoints are not quantised",
+                        "model.quantization")
     try:
         shape = any_decoder(raw, where, dtype)
     except BadModel as error:
@@ -265,6 +267,11 @@ def _by_transformers(raw: dict[str, Any], where: Path, dtype: str, max_model_len
         raise BadModel(f"{where}: {unsupported(raw['architectures'][0])}; nor is it by "
                        "transformers' class (--model-impl): "
                        f"{error.message.removeprefix(f'{where}: ')}") from None
+    if quantization in MADE_BITS:
+        made = MADE_BITS[quantization]
+        shape = replace(shape, grouped=online_grouped(made, group, head, False, ()))
+    if quantization == "fp8":
+        shape = replace(shape, fp8=Fp8Shape(0, online=True))
     return replace(shape, max_model_len=within(shape.max_model_len, max_model_len))
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from actorium.actors.errors import BadConfig
 from actorium.gpu.families.fp8_config import Fp8Shape
 from actorium.gpu.families.layer_shapes import (
     GATED,
@@ -358,9 +357,12 @@ class ModelShape:
         vocabulary are divided; kv heads fewer than `tp` are replicated. Raises `BadConfig`."""
         if tp == 1:
             return self
-        if self.by_transformers:
-            raise BadConfig("--tp: models that transformers' classes run (--model-impl) are not "
-                            "split: their weights have no rank's parts", "tp")
+        if self.by_transformers:  # what ranks share out beside these follows from the class
+            plain = (2 - self.tied) * self.vocab_size * self.hidden
+            numbers = plain + -(-max(0, self.by_transformers - plain) // tp)
+            return replace(self, tp=tp, by_transformers=min(numbers, self.by_transformers),
+                           heads=part(self.heads, tp, "attention heads"),
+                           kv_heads=part(self.kv_heads, tp, "key heads of transformers' classes"))
         experts = self.experts
         if experts is not None:
             step = tp * (self.grouped.step if self.grouped else 1)

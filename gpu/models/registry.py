@@ -74,7 +74,7 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
         raise BadConfig(f"kernels: triton was asked for, but {fault}", "device.kernels")
     shape, where = read_shape(path, config), path / "config.json"
     if shape.by_transformers:
-        return load_transformers(path, config, device, shape.split(group.place.size), progress)
+        return load_transformers(path, config, device, shape, progress, group)
     if shape.mtp_layers and not _drafts(path, shape, config):
         shape = replace(shape, mtp_layers=0)
     asked = config.model.quantization
