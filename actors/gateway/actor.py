@@ -11,6 +11,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -172,11 +173,13 @@ def build(ctx: Context) -> GatewayCore:
     except OSError as error:
         raise refused(wanted, error) from None
     listening.write_address(ctx.run_dir / FILE, ListenAddress(*sock.getsockname()[:2]), ctx.role)
-    if store is None:
-        return GatewayCore(ctx, sock, None)
-    records = ConnectionRecords.create(_records(wanted))
-    store.register(records.fd, sock)
-    return GatewayCore(ctx, sock, KeptSockets(store, records, []))
+    kept = None
+    if store is not None:
+        with suppress(OSError):  # without memory for them connections end with the process
+            records = ConnectionRecords.create(_records(wanted))
+            store.register(records.fd, sock)
+            kept = KeptSockets(store, records, [])
+    return GatewayCore(ctx, sock, kept)
 
 
 def _store(ctx: Context) -> StoreLink | None:

@@ -292,10 +292,10 @@ class ConnectionRecord:
     def received(self, data: bytes) -> None:
         """Records input before it is looked at."""
         memory, at, size = self._memory, self._at, self._input + len(data)
-        if size > LARGE_INPUT or self._records.input_bytes + len(data) > INPUT_BYTES:
+        if (size > LARGE_INPUT or self._records.input_bytes + len(data) > INPUT_BYTES
+                or not self._put(data, self._input_at + self._input)):
             memory[at + _INPUT_LOST] = 1
         else:
-            os.pwrite(self._records.fd, data, self._input_at + self._input)
             self._records.input_bytes += len(data)
             self._input = size
             memory[at + _INPUT:at + _INPUT + 8] = _TWO.pack(self._first, size)
@@ -334,15 +334,21 @@ class ConnectionRecord:
         if size <= PAGE:
             at = self._at + (1 + which) * PAGE
             self._memory[at:at + size] = position + data
-        elif size <= LARGE_WRITE:
-            os.pwrite(self._records.fd, position + data, self._range + which * LARGE_WRITE)
-            self._used_large = True
-        else:
+        elif size > LARGE_WRITE or not self._put(position + data,
+                                                 self._range + which * LARGE_WRITE):
             data, position, flags = b"", b"", flags | LOST
         at = self._at + _WRITES + which * _WRITE_SIZE
         self._memory[at:at + _WRITE.size] = _WRITE.pack(base, number, len(data), len(position),
                                                         flags)
         self._memory[self._at + _SELECTED] = which
+
+    def _put(self, data: bytes, at: int) -> bool:
+        """Writes behind the mapped part; False if there is no memory for it."""
+        self._used_large = True
+        try:
+            return os.pwrite(self._records.fd, data, at) == len(data)
+        except OSError:
+            return False
 
     def next_response(self) -> None:
         """The response under way has been given to the transport whole."""
