@@ -134,9 +134,10 @@ class HttpExchange:
     async def refuse(self, error: HttpError) -> None:
         """Answers with the error, unless an answer has begun."""
         if not self.answer.status:
-            openai = self.route.errors is ErrorStyle.OPENAI
-            body = error.body() if openai else error.anthropic_body(self.request_id)
-            if self.answer.continued:
+            openai, continued = self.route.errors is ErrorStyle.OPENAI, self.answer.continued
+            body = error.body() if openai \
+                else error.anthropic_body(None if continued else self.request_id)
+            if continued:
                 self.answer.status = 200
                 await self.answer.last_part(sse_event(body, "" if openai else "error")
                                             + (DONE if openai else b""))
