@@ -38,6 +38,10 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
         "max_new_tokens": 200, "temperature": 0, "ignore_eos": True}}),
 ]
 """Paths and bodies: streams and whole answers of all APIs."""
+OF_THE_REQUEST = frozenset({
+    "id", "item_id", "created", "created_at", "e2e_latency", "response", "sequence_number",
+    "meta_info", "completion_tokens_details", "user"})
+"""Fields of which each request has its own."""
 
 
 @pytest.fixture(scope="module")
@@ -72,15 +76,14 @@ def pieces(answer: bytes) -> list[Any]:
 
 def said(answer: bytes) -> dict[str, Any]:
     """Joins what an answer says, whatever it was cut into: the strings and lists of each choice by
-    their place, but for ids and times; and the last value of all else."""
+    their place, but for `OF_THE_REQUEST`; and the last value of all else."""
     out: dict[str, Any] = {}
 
     def walk(value: Any, where: str) -> None:
         if isinstance(value, dict):
             index = f"#{value['index']}" if "index" in value else ""
             for name, child in value.items():
-                if name not in ("id", "item_id", "created", "created_at", "e2e_latency", "response",
-                                "sequence_number", "meta_info", "completion_tokens_details"):
+                if name not in OF_THE_REQUEST:
                     walk(child, f"{where}{index}.{name}")
         elif isinstance(value, list) and "logprob" in where:
             out[where] = out.get(where, []) + value

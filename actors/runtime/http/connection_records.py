@@ -53,6 +53,8 @@ _TWO, _LONG = struct.Struct("<II"), struct.Struct("<Q")
 _ACKED, _INFO_BYTES = 120, 136
 """Of `struct tcp_info`: offset of bytes_acked, which bytes_received follows; and what holds both.
 """
+_CLOSE_WAIT = 8
+"""State of a connection whose peer sends no more."""
 _PUNCH = 3
 """FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE."""
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -87,13 +89,16 @@ def bytes_taken(sock: socket.socket) -> tuple[int, int]:
     """Returns how many bytes of a TCP connection's two directions have passed between the process
     and the kernel: (written, read), each since the connection began."""
     while True:
-        acked, received = struct.unpack_from("<QQ", sock.getsockopt(
-            socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES), _ACKED)
+        before = state, acked, received = _tcp_info(sock)
         unsent, unread = _count(sock, termios.TIOCOUTQ), _count(sock, termios.FIONREAD)
-        after = struct.unpack_from("<QQ", sock.getsockopt(
-            socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES), _ACKED)
-        if after == (acked, received):  # else the two counts are of different moments
-            return acked + unsent, received - unread
+        if _tcp_info(sock) == before:  # else these are counts of different moments
+            return acked + unsent, received - unread - (state == _CLOSE_WAIT)
+
+
+def _tcp_info(sock: socket.socket) -> tuple[int, int, int]:
+    """Returns state, bytes acknowledged, and bytes received, of which the peer's FIN is one."""
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    return info[0], *struct.unpack_from("<QQ", info, _ACKED)
 
 
 def _count(sock: socket.socket, which: int) -> int:

@@ -70,6 +70,11 @@ def test_the_kernel_counts_what_it_has_taken(pair: tuple[socket.socket, socket.s
         pass
     process.recv(3000)
     assert bytes_taken(process) == (sent, 3000)
+    caller.shutdown(socket.SHUT_WR)
+    assert bytes_taken(process) == (sent, 3000)
+    while process.recv(1000):
+        pass
+    assert bytes_taken(process) == (sent, 5000)
 
 
 @pytest.mark.parametrize("size", [1, 300, PAGE, PAGE + 1, 200_000])
