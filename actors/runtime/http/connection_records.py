@@ -116,7 +116,7 @@ class ConnectionKeeper:
         """Returns the record of a new connection; None where it cannot be held."""
         record = self._records.open()
         if record is not None and not self._store.hold(record.number, sock.fileno()):
-            self._records.release(record)
+            record.release()
             return None
         return record
 
@@ -125,7 +125,7 @@ class ConnectionKeeper:
         fd = transport.get_extra_info("socket").fileno()
         with suppress(OSError), socket.socket(fileno=os.dup(fd)) as sock:
             sock.shutdown(socket.SHUT_RDWR)
-        self._records.release(record)
+        record.release()
 
 
 class RecordedTransport:
@@ -188,10 +188,9 @@ class ConnectionRecords:
         self._free.remove(number)
         return ConnectionRecord(self, number, adopted=True)
 
-    def release(self, record: ConnectionRecord) -> None:
-        """Takes back the record of a connection that has ended."""
-        record.empty()
-        self._free.append(record.number)
+    def take_back(self, number: int) -> None:
+        """Has a record for another connection."""
+        self._free.append(number)
 
 
 class ConnectionRecord:
@@ -361,8 +360,9 @@ class ConnectionRecord:
         self.position = self.begun = b""
         self.ends = self.closes = False
 
-    def empty(self) -> None:
-        """Gives the memory of what was large back to the system."""
+    def release(self) -> None:
+        """Gives the record back: its connection has ended."""
+        self._records.take_back(self.number)
         self._records.input_bytes -= self._input
         self._input = 0
         if self._used_large:

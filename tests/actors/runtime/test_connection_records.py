@@ -215,7 +215,7 @@ def test_records_are_used_again_and_are_bounded() -> None:
     one.received(b"x" * 100_000)
     one.writing(b"y" * 100_000, unsent=False)
     before = os.fstat(records.fd).st_blocks
-    records.release(one)
+    one.release()
     assert os.fstat(records.fd).st_blocks < before - 300 and records.input_bytes == 0
     again = records.open()
     assert again is not None and again.number == one.number and not again.identity().again
