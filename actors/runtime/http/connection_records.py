@@ -53,6 +53,8 @@ _TWO, _LONG = struct.Struct("<II"), struct.Struct("<Q")
 _ACKED, _INFO_BYTES = 120, 136
 """Of `struct tcp_info`: offset of bytes_acked, which bytes_received follows; and what holds both.
 """
+_CLOSE_WAIT = 8
+"""State of a connection whose peer sends no more."""
 _PUNCH = 3
 """FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE."""
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -87,13 +89,16 @@ def bytes_taken(sock: socket.socket) -> tuple[int, int]:
     """Returns how many bytes of a TCP connection's two directions have passed between the process
     and the kernel: (written, read), each since the connection began."""
     while True:
-        acked, received = struct.unpack_from("<QQ", sock.getsockopt(
-            socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES), _ACKED)
+        before = state, acked, received = _tcp_info(sock)
         unsent, unread = _count(sock, termios.TIOCOUTQ), _count(sock, termios.FIONREAD)
-        after = struct.unpack_from("<QQ", sock.getsockopt(
-            socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES), _ACKED)
-        if after == (acked, received):  # else the two counts are of different moments
-            return acked + unsent, received - unread
+        if _tcp_info(sock) == before:  # else these are counts of different moments
+            return acked + unsent, received - unread - (state == _CLOSE_WAIT)
+
+
+def _tcp_info(sock: socket.socket) -> tuple[int, int, int]:
+    """Returns state, bytes acknowledged, and bytes received, of which the peer's FIN is one."""
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    return info[0], *struct.unpack_from("<QQ", info, _ACKED)
 
 
 def _count(sock: socket.socket, which: int) -> int:
@@ -111,7 +116,7 @@ class ConnectionKeeper:
         """Returns the record of a new connection; None where it cannot be held."""
         record = self._records.open()
         if record is not None and not self._store.hold(record.number, sock.fileno()):
-            self._records.release(record)
+            record.release()
             return None
         return record
 
@@ -120,7 +125,7 @@ class ConnectionKeeper:
         fd = transport.get_extra_info("socket").fileno()
         with suppress(OSError), socket.socket(fileno=os.dup(fd)) as sock:
             sock.shutdown(socket.SHUT_RDWR)
-        self._records.release(record)
+        record.release()
 
 
 class RecordedTransport:
@@ -183,10 +188,9 @@ class ConnectionRecords:
         self._free.remove(number)
         return ConnectionRecord(self, number, adopted=True)
 
-    def release(self, record: ConnectionRecord) -> None:
-        """Takes back the record of a connection that has ended."""
-        record.empty()
-        self._free.append(record.number)
+    def take_back(self, number: int) -> None:
+        """Has a record for another connection."""
+        self._free.append(number)
 
 
 class ConnectionRecord:
@@ -292,10 +296,10 @@ class ConnectionRecord:
     def received(self, data: bytes) -> None:
         """Records input before it is looked at."""
         memory, at, size = self._memory, self._at, self._input + len(data)
-        if size > LARGE_INPUT or self._records.input_bytes + len(data) > INPUT_BYTES:
+        if (size > LARGE_INPUT or self._records.input_bytes + len(data) > INPUT_BYTES
+                or not self._put(data, self._input_at + self._input)):
             memory[at + _INPUT_LOST] = 1
         else:
-            os.pwrite(self._records.fd, data, self._input_at + self._input)
             self._records.input_bytes += len(data)
             self._input = size
             memory[at + _INPUT:at + _INPUT + 8] = _TWO.pack(self._first, size)
@@ -334,15 +338,21 @@ class ConnectionRecord:
         if size <= PAGE:
             at = self._at + (1 + which) * PAGE
             self._memory[at:at + size] = position + data
-        elif size <= LARGE_WRITE:
-            os.pwrite(self._records.fd, position + data, self._range + which * LARGE_WRITE)
-            self._used_large = True
-        else:
+        elif size > LARGE_WRITE or not self._put(position + data,
+                                                 self._range + which * LARGE_WRITE):
             data, position, flags = b"", b"", flags | LOST
         at = self._at + _WRITES + which * _WRITE_SIZE
         self._memory[at:at + _WRITE.size] = _WRITE.pack(base, number, len(data), len(position),
                                                         flags)
         self._memory[self._at + _SELECTED] = which
+
+    def _put(self, data: bytes, at: int) -> bool:
+        """Writes behind the mapped part; False if there is no memory for it."""
+        self._used_large = True
+        try:
+            return os.pwrite(self._records.fd, data, at) == len(data)
+        except OSError:
+            return False
 
     def next_response(self) -> None:
         """The response under way has been given to the transport whole."""
@@ -350,8 +360,9 @@ class ConnectionRecord:
         self.position = self.begun = b""
         self.ends = self.closes = False
 
-    def empty(self) -> None:
-        """Gives the memory of what was large back to the system."""
+    def release(self) -> None:
+        """Gives the record back: its connection has ended."""
+        self._records.take_back(self.number)
         self._records.input_bytes -= self._input
         self._input = 0
         if self._used_large:

@@ -80,6 +80,12 @@ class ConnectionStore:
 
     def drop(self, role: str) -> None:
         """Closes what is held of a gateway that no other one follows."""
+        for link, sender, _ in list(self._links.values()):
+            if sender == role:  # what it has sent last is not to be held either
+                self._close_link(link)
+        self._drop_held(role)
+
+    def _drop_held(self, role: str) -> None:
         held = self._held.pop(role, HeldSockets())
         for fd in list(held.connections.values()):
             self._close(fd)
@@ -117,12 +123,12 @@ class ConnectionStore:
             data, fds = b"", []
         held = self._held.setdefault(role, HeldSockets())
         if not data:
-            self._poll.unregister(link.fileno())
-            del self._links[link.fileno()]
-            link.close()
+            self._close_link(link)
             return False
         if data == REGISTER and len(fds) == 2:
-            held.base, fds = fds, []
+            self._drop_held(role)
+            self._held[role] = HeldSockets()
+            self._held[role].base, fds = fds, []
         elif data[:1] == CONNECTION and len(fds) == 1:
             self._keep(role, _NUMBER.unpack_from(data, 1)[0], fds.pop())
         elif data == TAKE:
@@ -137,6 +143,11 @@ class ConnectionStore:
         for fd in fds:  # for some there was no room: none is of use
             os.close(fd)
         return True
+
+    def _close_link(self, link: socket.socket) -> None:
+        self._poll.unregister(link.fileno())
+        del self._links[link.fileno()]
+        link.close()
 
     @staticmethod
     def _answer(link: socket.socket, data: bytes, fds: list[int]) -> None:

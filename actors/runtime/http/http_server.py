@@ -496,5 +496,7 @@ async def serve_connection(server: uvicorn.Server, sock: socket.socket,
         await asyncio.get_running_loop().connect_accepted_socket(partial(
             connection, record=record, config=server.config,
             server_state=server.server_state, app_state=server.lifespan.state), sock)
-    except OSError:
+    except OSError:  # its peer has disconnected
         sock.close()
+        if record is not None:
+            record.release()
