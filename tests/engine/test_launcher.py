@@ -42,7 +42,6 @@ from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.roles import ROLES, roles_of, stop_rank
 from actorium.actors.runtime.rundir import address, running_engines
 
-pytestmark = pytest.mark.usefixtures("real_starts")
 ACTORS = {"worker-0", "tokenizer", "scheduler", "detokenizer", "watchdog"}
 
 
