@@ -131,6 +131,7 @@ def real_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines and command lines start from scratch, as elsewhere."""
     monkeypatch.setattr(engine, "start_launcher", _start_launcher)
     monkeypatch.setattr("helpers_cli.Cli.forked", False)
+    monkeypatch.setattr("helpers_runtime.LauncherProcess.forked", False)
 
 
 @pytest.fixture(autouse=True)

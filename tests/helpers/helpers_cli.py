@@ -18,7 +18,7 @@ from subprocess import PIPE
 from typing import Any
 
 import pytest
-from helpers_zygote import CommandLine
+from helpers_zygote import ForkedPython
 
 NULL = ("--null-worker", "--skip-tokenizer", "--device", "cpu")
 """Flags of an engine without a model."""
@@ -41,7 +41,7 @@ class Cli:
     def start(self, *words: str, env: Mapping[str, str], **pipes: Any) -> subprocess.Popen[bytes]:
         """A process of this command line."""
         if self.forked:
-            return CommandLine(words, env, **pipes)
+            return ForkedPython(self.argv(*words)[1:], env, **pipes)
         return subprocess.Popen(self.argv(*words), env=env, **pipes)
 
     def argv(self, *words: str) -> list[str]:

@@ -4,7 +4,7 @@ need: importing it anew takes 3 s of a processor an engine.
     python helpers_zygote.py FD PAD
 
 serves at the socket FD. Every engine under `real_starts` starts from scratch, as it does outside,
-and so does each command line that a test starts without `CommandLine`.
+and so does each command line that a test starts without `ForkedPython`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from actorium.actors.runtime.fork_server import GO, READY, REQUEST_BYTES
 from actorium.actors.runtime.process import adopting_orphans, python, set_command_line
 
 ACTOR, JOB = children.MAIN, "actorium.actors.launcher.engine"
-CLI = "actorium.tools.cli"
 PAD = "-" * 200
 """Room for the command lines of what is forked."""
 PIPE_ENDS = slice(10, 16)
@@ -114,13 +113,13 @@ def launcher(argv: Sequence[str], report_fd: int) -> ForkedLauncher:
         os.close(theirs)
 
 
-class CommandLine(subprocess.Popen[bytes]):
-    """`python -m actorium.tools.cli WORDS` with this environment, forked."""
+class ForkedPython(subprocess.Popen[bytes]):
+    """`python WORDS` with this environment, forked: -m with a module that has a `main`, or -c."""
 
-    def __init__(self, words: Sequence[str], environ: Mapping[str, str], **pipes: Any) -> None:
+    def __init__(self, words: Sequence[str], env: Mapping[str, str], **pipes: Any) -> None:
         """pipes: stdin, stdout and stderr, as `Popen` takes them."""
-        self._request = {"words": [*words], "environ": {**environ}, "folder": os.getcwd()}
-        super().__init__(python(CLI, *words), **pipes)
+        self._request = {"words": [*words], "environ": {**env}, "folder": os.getcwd()}
+        super().__init__([sys.executable, *words], **pipes)
 
     def _execute_child(self, *given: Any) -> None:
         """As `Popen` calls it."""
@@ -200,7 +199,7 @@ def _leave_a_child(control: socket.socket, become: Become, request: dict[str, An
 
 
 def _become_launcher(request: dict[str, Any], fds: list[int]) -> int:
-    """An engine's launcher, which has a descriptor for its report, or a command line."""
+    """An engine's launcher, which has a descriptor for its report, or a `ForkedPython`."""
     for number, fd in enumerate(fds[:3]):
         os.dup2(fd, number)
         os.close(fd)
@@ -226,13 +225,18 @@ def _become_launcher(request: dict[str, Any], fds: list[int]) -> int:
         return ForkedProcess(forks.fork({"words": argv[-5:]}))
 
     children.start = forked  # type: ignore[assignment]
-    words = [*request["words"], *map(str, fds[3:])]
-    set_command_line(python(JOB if fds[3:] else CLI, *words))
+    words = request["words"]
     if fds[3:]:
+        words.append(str(fds[3]))
+        set_command_line(python(JOB, *words))
         return int(import_module(JOB).main(words))
-    sys.argv[1:] = words
+    set_command_line([sys.executable, *words])
+    how, what, *sys.argv[1:] = words
     try:
-        return int(import_module(CLI).main())
+        if how == "-m":
+            return int(import_module(what).main())
+        exec(what, {"__name__": "__main__"})
+        return 0
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
 
