@@ -4,6 +4,7 @@ VENV ?= .venv
 OUT ?= benchmarks/results
 PROCESSOR = $(or $(shell sed -n 's/^vendor_id.*\(Intel\|AMD\).*/\1/p' /proc/cpuinfo | head -n 1 | tr A-Z a-z),other)
 RERUNS ?= 0
+RERUN = $(if $(filter-out 0,$(RERUNS)),--reruns $(RERUNS),-p no:rerunfailures)
 PART ?= contact
 BIN = $(VENV)/bin
 STARTED := $(shell date +%s.%N)
@@ -56,10 +57,10 @@ demo: $(VENV)/.ready-engine
 
 # Four files at a time, on two cores: many tests wait for processes. In the order of
 # tests/conftest.py, since files with few tests, which pytest-xdist would begin last, take longest.
-# RERUNS=1 for a machine that others use.
+# RERUNS=1 for a machine that others use; else without that plugin, which asks a server about each test.
 test: $(VENV)/.ready-test
 	$(BIN)/python -m pytest tests --ignore tests/conformance -n 4 --dist loadfile \
-		--no-loadscope-reorder -m "not slow" --reruns $(RERUNS) $(PYTEST_FLAGS)
+		--no-loadscope-reorder -m "not slow" $(RERUN) $(PYTEST_FLAGS)
 
 # What computes, with C kernels of another processor: AS_PROCESSOR=NAME (tools/as_processor.py), or by turns,
 # another one with each commit. What trained models answer must hold there, too.

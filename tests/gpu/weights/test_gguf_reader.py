@@ -15,7 +15,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
 from helpers_gguf import ARCHITECTURES, KINDS, own_cache, stored, write_model
-from helpers_models import Seq, Stepper, generated, load, oracle_logits, tiny_model
+from helpers_models import Seq, Stepper, assert_greedy, load, oracle_logits, tiny_model
 from helpers_pairs import pairs
 from helpers_parity import Case, alone
 from helpers_worker import Ring, make_runner
@@ -269,8 +269,6 @@ def _check(path: Path, oracle: Any) -> None:
     the longest. auto: weights are held in codes, which products by reference dequantise."""
     rng = random.Random(7)
     prompts = [[rng.randrange(199) for _ in range(n)] for n in (1, 5, 33, 60)]
-    want = [generated(oracle, p, GREEDY.max_tokens) for p in prompts]
-    logits, longest = oracle_logits(oracle, prompts[-1]), len(prompts[-1])
     for quantization in ("none", "auto"):
         model = load(resolve(str(path)), native=False, dtype="float32", quantization=quantization)
         if model.shape.recurrent:
@@ -279,9 +277,16 @@ def _check(path: Path, oracle: Any) -> None:
         ring = Ring(make_runner(model))
         for prompt in prompts:
             ring.submit(prompt, GREEDY)
-        assert [o.tokens for o in ring.run()] == want, quantization
-        found = Stepper(model).step([(Seq(prompts[-1]), longest)], every_row=True)
-        torch.testing.assert_close(found, logits, atol=1e-4 * float(logits.abs().max()), rtol=0)
+        for prompt, out in zip(prompts, ring.run(), strict=True):
+            assert len(out.tokens) == GREEDY.max_tokens
+            assert_greedy(oracle, prompt, out.tokens)
+        _check_logits(model, oracle, prompts[-1])
+
+
+def _check_logits(model: Any, oracle: Any, ids: list[int]) -> None:
+    want = oracle_logits(oracle, ids)
+    found = Stepper(model).step([(Seq(ids), len(ids))], every_row=True)
+    torch.testing.assert_close(found, want, atol=1e-4 * float(want.abs().max()), rtol=0)
 
 
 KIN: dict[str, tuple[str, dict[str, Any]]] = {
@@ -391,9 +396,10 @@ def test_every_type_is_served(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     oracle = write_model(path, "LlamaForCausalLM", kind, 5, embedding="Q8_0", num_hidden_layers=2,
                          **WIDE)
-    _check(path, oracle)
-    shape = load(resolve(str(path))).shape
-    assert shape.grouped is not None and shape.grouped.source == "gguf"
+    for quantization in ("none", "auto"):
+        model = load(resolve(str(path)), native=False, dtype="float32", quantization=quantization)
+        _check_logits(model, oracle, list(range(2, 62)))
+    assert model.shape.grouped is not None and model.shape.grouped.source == "gguf"
 
 
 @pytest.mark.parametrize("kind", ["BF16", "Q4_0"])
