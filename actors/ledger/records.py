@@ -6,6 +6,7 @@ good as once. Requests are identified by (client, rid), tokens by their number.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -159,9 +160,17 @@ class LedgerHistory:
         self.counts: dict[str, float] = {}
         """All that was counted, as of the record `counted`."""
         self.counted = 0
+        self._uncounted: Counter[str] = Counter()
+        """Of the records since then: a write that was cut short may lack the counts at its end."""
         self._outputs: dict[int, SequenceOutput] = {}
         self._grown: set[int] = set()
         """Sequences with tokens since the last counts."""
+
+    @property
+    def all_counts(self) -> dict[str, float]:
+        """`counts`, and what the records behind them say by themselves."""
+        return self.counts | {name: self.counts.get(name, 0.0) + count
+                              for name, count in self._uncounted.items()}
 
     def read(self, records: Iterable[LedgerRecord]) -> LedgerHistory:
         """Apply records in order; returns self."""
@@ -219,6 +228,8 @@ class LedgerHistory:
                        for i in range(submit.n)]
             self.entries[key] = LedgerEntry(submit, choices, self.meta.model if self.meta else "")
             self._outputs.update((output.sid, output) for output in choices)
+            if self.meta is None or message.sid >= self.meta.next_sid:  # else it was written anew
+                self._uncounted["started_sequences"] += submit.n
 
     def _adopted(self, message: AdmissionRecord) -> LedgerEntry | None:
         """The entry of these very sequences, which another client had before. Of two requests with
@@ -253,6 +264,7 @@ class LedgerHistory:
 
     def _on_counts(self, record: CountsRecord) -> None:
         grown, self._grown = self._grown, set()
+        self._uncounted.clear()
         if record.number <= self.counted:  # read before, or part of what was written as a whole
             return
         self.counted = record.number
@@ -282,6 +294,7 @@ class LedgerHistory:
             output.incomplete = known < 0 or (output.incomplete and known >= count)
             if 0 <= known < count:
                 output.tokens += mine[4 * known:]
+                self._uncounted["tokens"] += count - known
                 fresh[sid] = known
                 self._grown.add(sid)
                 if batch.drafts and row >= batch.firsts:
@@ -305,6 +318,7 @@ class LedgerHistory:
                 output.prompt_logprobs.append(event.prompt_logprobs)
         if event.finish_reason is not None and not output.incomplete:
             output.finish = msgspec.structs.replace(event, logprobs=None, prompt_logprobs=None)
+            self._uncounted[f"finished_{event.finish_reason}"] += 1
 
     def forget(self, key: tuple[bytes, str]) -> None:
         """Drop a request that nobody will ask for again."""

@@ -97,7 +97,8 @@ class SchedulerCore(Core):
         self._health_detail = ""
         self._totals = {"busy_us": 0, "idle_us": 0, "late_us": 0}
         if prior is not None:
-            self.requests.metrics.tally.restore(prior.history.counts, prior.history.counted)
+            self.requests.metrics.tally.restore(prior.history.all_counts,
+                                                prior.history.counted)
             self._restore(restore_requests(prior, self._config.request_timeout),
                           prior.history.next_sid, prior.now)
 

@@ -121,8 +121,8 @@ class Lives:
         self.deaths["scheduler"] += 1
         when = self.chance.choice(["between", "uncommitted", "unsent"])
         if when == "unsent" and self.held is None:
-            self._commit([send.message for send in self.scheduler.on_wake(self.now)
-                          if send.to == LEDGER])
+            self._commit(self.cut_short([
+                send.message for send in self.scheduler.on_wake(self.now) if send.to == LEDGER]))
         self._cut(self.to_worker, self.to_detokenizer)
         self.new_scheduler()
 
@@ -165,6 +165,10 @@ class Lives:
             return
         self._commit(records)
         self._send(after)
+
+    def cut_short(self, records: list[LedgerRecord]) -> list[LedgerRecord]:
+        """Returns what a death in the middle of the write leaves of it."""
+        return records
 
     def _commit(self, records: list[LedgerRecord]) -> None:
         self.ledger += records
