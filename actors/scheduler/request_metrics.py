@@ -12,6 +12,7 @@ and counts nothing twice.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -156,8 +157,8 @@ class RequestMetrics:
         self._lives: dict[int, SequenceTimes] = {}
         self._firsts: list[SequenceState] = []
         """Sequences that had their first token since the last commit."""
-        self._of_state: dict[str, float] = {}
-        """The state's counters then."""
+        self._of_state, self._preempted = (0, 0, 0), Counter[str]()
+        """The state's counters then: prompt tokens, those cached, preemptions; these by cause."""
         self._times = np.zeros(slots)
         """When the last token of each slot's `_owners` came, but for the group's."""
         self._owners = np.zeros(slots, np.int64)
@@ -205,15 +206,16 @@ class RequestMetrics:
             self.tally.observe("step", result.busy_us / 1e6)
         if len(result.counts) != len(record.slots) or not len(record.slots):
             return
-        settled = state.table.sid[record.slots] == record.sids
-        emits = np.frombuffer(result.counts, np.uint8) > 0
-        for row in np.flatnonzero(~settled & emits).tolist():
-            emits[row] = int(record.sids[row]) in state.sequences  # else its tokens are dropped
-        if not record.firsts and record.sids_column == self._group and emits.all():
+        seated = state.table.sid[record.slots]
+        if (not record.firsts and record.sids_column == self._group and 0 not in result.counts
+                and seated.tobytes() == record.sids_column):
             self.tally.observe("between_tokens", now - self._at, len(record.slots))
             self._at = now
-        else:
-            self._result_apart(record, emits, now)
+            return
+        emits = np.frombuffer(result.counts, np.uint8) > 0
+        for row in np.flatnonzero((seated != record.sids) & emits).tolist():
+            emits[row] = int(record.sids[row]) in state.sequences  # else its tokens are dropped
+        self._result_apart(record, emits, now)
 
     def _result_apart(self, record: PlanRecord, emits: NDArray[np.bool_], now: float) -> None:
         """Counts rows that do not all have the same past."""
@@ -292,10 +294,12 @@ class RequestMetrics:
         None if nothing has."""
         self._count_state(state)
         counts = self.tally.commit()
-        marked = [sequence for sequence in {*state.newly_marked, *self._firsts}
-                  if sequence.sid in state.sequences]
-        state.newly_marked.clear()
-        self._firsts.clear()
+        marked: list[SequenceState] = []
+        if state.newly_marked or self._firsts:
+            marked = [sequence for sequence in {*state.newly_marked, *self._firsts}
+                      if sequence.sid in state.sequences]
+            state.newly_marked.clear()
+            self._firsts.clear()
         self._open_before, self.open_sequences = self.open_sequences, len(state.sequences)
         return CountsRecord(self.tally.number, counts, now, {
             sequence.sid: self.marks_of(sequence) for sequence in marked}) if counts else None
@@ -311,15 +315,16 @@ class RequestMetrics:
         return CountsRecord(self.tally.number, dict(self.tally.totals), whole=True)
 
     def _count_state(self, state: SchedulerState) -> None:
-        now: dict[str, float] = {
-            "cache_lookup_tokens": state.cache_lookup_tokens,
-            "cache_hit_tokens": state.cache_hit_tokens, "preemptions": state.preemptions.total(),
-            **{f"preemptions_{cause}": n for cause, n in state.preemptions.items()}}
-        if now != self._of_state:
-            for name, count in now.items():
-                if more := count - self._of_state.get(name, 0):
-                    self.tally.add(name, more)
-            self._of_state = now
+        """Counts what the state has counted by itself since the last call."""
+        preempted, before = state.preemptions.total(), self._of_state
+        if before == (now := (state.cache_lookup_tokens, state.cache_hit_tokens, preempted)):
+            return
+        for name, count, known in zip(("cache_lookup_tokens", "cache_hit_tokens", "preemptions"),
+                                      now, before, strict=True):
+            self.tally.add(name, count - known)
+        for cause, count in (state.preemptions - self._preempted).items():
+            self.tally.add(f"preemptions_{cause}", count)
+        self._of_state, self._preempted = now, state.preemptions.copy()
 
     def marks_of(self, sequence: SequenceState) -> SequenceMarks:
         """Returns what was counted of a sequence that has not ended."""

@@ -192,7 +192,7 @@ class DrawnPlayer:
 
 
 @contextmanager
-def _place(filled: bool) -> Iterator[tuple[Path, Path]]:
+def _ledger_and_clock(filled: bool) -> Iterator[tuple[Path, Path]]:
     """Yields the ledger's directory, where possible in a file system of its own, and the clock's
     file. The wall clock of an engine started meanwhile follows that file."""
     with ExitStack() as stack:
@@ -287,7 +287,7 @@ def drawn(seed: int, minutes: float, report: Callable[[str], None] = print,
 
     part = 0
     while monotonic() < until and (several := list(islice(faults, EACH))):
-        with _place("disk-filled" not in passed_over) as (ledger, clock), rig(
+        with _ledger_and_clock("disk-filled" not in passed_over) as (ledger, clock), rig(
                 SHORT_WORKER, {GATEWAY: actor_roles.GATEWAY}, port=0, max_num_seqs=4 * STREAMS,
                 ledger_dir=str(ledger), ledger_patience=PATIENCE, drain_timeout=20.0) as made:
             traffic, ends, wrong = asyncio.run(_part(
