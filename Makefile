@@ -23,7 +23,7 @@ help:
 	@echo "make test-oldest, make test-newest  what touches requests, with the ends of the dependencies' ranges"
 	@echo "make lock       constraints.txt anew: the versions that set-up installs"
 	@echo "make battery    the state machines of \`make test\`, 25 times as long, and rarer tests: an hour and more"
-	@echo "make chaos      actors killed, stopped, starved and poisoned while streams go on: 25 to 28 minutes"
+	@echo "make chaos      actors killed, stopped, starved and poisoned while streams go on: half an hour; SEED=N, CHAOS_MINUTES=60"
 	@echo "make cluster    replicas on two Ray nodes of this machine; one is killed under streams: some minutes"
 	@echo "make verify-all  each kind of model is asked for contradictions in bf16, --exact on; VERIFY_FLAGS"
 	@echo "make adversary  what an outsider tries: keys, network, requests, models, frames, faults, secrets"
@@ -87,10 +87,13 @@ battery: $(VENV)/.ready-test
 		tests/actors/ledger/test_ledger_compaction.py tests/actors/gateway/test_tool_parsers.py
 	$(BIN)/python -m pytest --timeout=3600 -m slow tests --ignore tests/conformance
 
-# Real processes under faults. What the engines say of them goes to build/chaos.log.
+# Real processes under faults. What the engines say of them goes to build/chaos.log. The faults are those of a
+# seed that is printed: SEED=N repeats them, ROWS=drawn,kills-1 runs some rows, CHAOS_MINUTES=60 (a night's) is the
+# length of the row of drawn faults.
 chaos: $(VENV)/.ready-test
 	@mkdir -p $(OUT) build
-	$(BIN)/python -m actorium.tools.chaos --json $(OUT)/chaos.json 2> build/chaos.log \
+	$(BIN)/python -m actorium.tools.chaos --json $(OUT)/chaos.json $(SEED:%=--seed %) $(ROWS:%=--rows %) \
+		$(CHAOS_MINUTES:%=--minutes %) 2> build/chaos.log \
 		|| { tail -n 5 build/chaos.log; false; }
 
 # Two raylets on this machine stand for two; Ray is in an environment of its own, above $(VENV).
