@@ -174,6 +174,9 @@ FAMILIES = {
     "starcoder": GgufFamily("GPTBigCodeForCausalLM", LAYER, more=fields.starcoder_fields,
                             outer=GPT_OUTER, epsilon=GPT_NORM),
     "falcon": GgufFamily("FalconForCausalLM", LAYER, more=fields.falcon_fields, epsilon=GPT_NORM),
+    "bloom": GgufFamily("BloomForCausalLM", LAYER, epsilon=GPT_NORM,
+                        outer={**OUTER, "token_embd_norm": "model.embed_norm"}),
+    "mpt": GgufFamily("MptForCausalLM", LAYER, more=fields.mpt_fields, epsilon=GPT_NORM),
     "phi2": GgufFamily("PhiForCausalLM", LAYER, partial=True, epsilon=LAYER_NORM),
     "stablelm": GgufFamily(
         "StableLmForCausalLM", LAYER, more=fields.stablelm_fields, partial=True,
