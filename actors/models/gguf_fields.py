@@ -354,6 +354,12 @@ def falcon_fields(file: GgufFile, _: str, config: Config) -> Config:
             "ffn_hidden_size": config["intermediate_size"]}
 
 
+def mpt_fields(file: GgufFile, at: str, _: Config) -> Config:
+    most = file.real(f"{at}.attention.max_alibi_bias", 8.0)
+    return {"attn_config": {"alibi": most > 0, "alibi_bias_max": most,
+                            "clip_qkv": file.real(f"{at}.attention.clamp_kqv", 0.0)}}
+
+
 def stablelm_fields(file: GgufFile, _: str, __: Config) -> Config:
     return {"use_parallel_residual": "blk.0.ffn_norm.weight" not in file.tensors,
             "use_qkv_bias": "blk.0.attn_q.bias" in file.tensors,

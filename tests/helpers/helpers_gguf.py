@@ -33,6 +33,7 @@ ARCHITECTURES = {
         "GraniteMoeShared": "granitemoe", "Ministral3": "mistral3", "GptOss": "gpt-oss",
         "Cohere": "command-r", "Cohere2": "cohere2", "Starcoder2": "starcoder2",
         "Nemotron": "nemotron", "Arcee": "arcee", "Apertus": "apertus", "Bamba": "granitehybrid",
+        "Bloom": "bloom", "Mpt": "mpt",
         "Falcon": "falcon", "FalconH1": "falcon-h1", "FalconMamba": "mamba", "Mamba": "mamba",
         "Mamba2": "mamba2", "Jamba": "jamba", "GPT2": "gpt2", "GPTBigCode": "starcoder",
         "GPTNeoX": "gptneox", "Phi": "phi2", "StableLm": "stablelm", "Olmo": "olmo",
@@ -179,6 +180,7 @@ def named_tensors(model: Any, at: str) -> Named:
             yield from make(f"blk.{layer}.", weight.data, config)
             continue
         stem = name.replace("model.", "backbone.") if at.startswith("nemotron_h") else name
+        stem = stem.removeprefix("transformer.") if at == "bloom" else stem
         for ours, theirs in RENAMED.items():
             stem = stem.replace(ours, theirs)
         to = names.get_name(stem, try_suffixes=(".weight", ".bias"))

@@ -140,6 +140,8 @@ MAKES: dict[str, dict[str, Make]] = {
         ("mlp.c_proj", "ffn_down"))},
     "gptneox": {f"query_key_value.{kind}": by_head(
         f"attn_qkv.{kind}", lambda own: own.num_attention_heads) for kind in ("weight", "bias")},
+    "bloom": {f"query_key_value.{kind}": by_head(
+        f"attn_qkv.{kind}", lambda own: own.num_attention_heads) for kind in ("weight", "bias")},
     "falcon": {
         "query_key_value.weight": by_head("attn_qkv.weight", lambda own: (
             own.num_kv_heads if own.new_decoder_architecture else 1))},
@@ -373,6 +375,17 @@ def falcon(writer: Writer, config: Any) -> None:
     writer.add_head_count_kv(config.num_kv_heads if config.new_decoder_architecture else 1)
 
 
+def bloom(writer: Writer, config: Any) -> None:
+    _sizes(writer, config, 4 * config.hidden_size)
+    writer.add_layer_norm_eps(config.layer_norm_epsilon)
+
+
+def mpt(writer: Writer, config: Any) -> None:
+    bloom(writer, config)
+    writer.add_clamp_kqv(config.attn_config.clip_qkv)
+    writer.add_max_alibi_bias(config.attn_config.alibi_bias_max)
+
+
 def _usual(writer: Writer, config: Any) -> None:
     _sizes(writer, config, config.intermediate_size)
     writer.add_head_count_kv(config.num_key_value_heads)
@@ -437,7 +450,7 @@ DESCRIBED: dict[str, Callable[[Writer, Any], None]] = {
     "mamba": mamba, "mamba2": mamba2, "granitehybrid": bamba, "falcon-h1": falcon_h1,
     "jamba": jamba, "nemotron_h": nemotron_h, "nemotron_h_moe": nemotron_h, "gpt2": gpt,
     "starcoder": gpt, "gptneox": gptneox, "phi2": phi2, "stablelm": stablelm,
-    "orion": stablelm, "falcon": falcon,
+    "orion": stablelm, "falcon": falcon, "bloom": bloom, "mpt": mpt,
     "olmo": olmo, "jais2": jais2, "llama4": llama4, "apertus": apertus, "kimi-linear": kimi_linear,
 }
 """What writes the metadata of these."""

@@ -33,7 +33,7 @@ def test_names_are_the_packages_and_those_of_served_classes() -> None:
 @pytest.mark.parametrize("at", FAMILIES)
 def test_every_tensor_that_the_package_knows_of_an_architecture_has_a_name(at: str) -> None:
     """But for those of layers that draft, and what only other sizes of the architecture have."""
-    others = {"deepseek2": {"attn_k", "attn_v"}, "hunyuan-moe": {"rope_freqs"}}
+    others = {"deepseek2": {"attn_k", "attn_v"}, "hunyuan-moe": {"rope_freqs"}, "mpt": {"ffn"}}
     number = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[NAMED_AS.get(at, at)]
     known = {gguf.TENSOR_NAMES[own].removeprefix("blk.{bid}.")
              for own in gguf.MODEL_TENSORS[number]

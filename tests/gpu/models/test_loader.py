@@ -200,8 +200,8 @@ def test_wrong_shape_and_type(checkpoint: Path) -> None:
 
 
 def test_unsupported_architecture(checkpoint: Path) -> None:
-    edit(checkpoint, lambda c: c.update(architectures=["BloomForCausalLM"]))
-    refused(checkpoint, "BloomForCausalLM", "supported are Llama, Mistral", "names that class")
+    edit(checkpoint, lambda c: c.update(architectures=["RwkvForCausalLM"]))
+    refused(checkpoint, "RwkvForCausalLM", "supported are Llama, Mistral", "names that class")
     edit(checkpoint, lambda c: c.update(architectures=["Qwen4ForCausalLM"]))
     refused(checkpoint, "Qwen4ForCausalLM", "near it is Qwen3ForCausalLM")
 

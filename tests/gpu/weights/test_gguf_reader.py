@@ -63,7 +63,7 @@ NEMOTRON: dict[str, Any] = {"mamba_num_heads": 8, "mamba_head_dim": 16, "n_group
 LATENTS: dict[str, Any] = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 32,
                            "qk_rope_head_dim": 8, "v_head_dim": 16, "head_dim": 8,
                            "num_key_value_heads": 4}
-INDEXER: dict[str, Any] = {"index_topk": 512, "index_head_dim": 16, "index_n_heads": 2}
+INDEXER: dict[str, Any] = {"index_topk": 20, "index_head_dim": 16, "index_n_heads": 16}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
     "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
@@ -156,6 +156,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon-40b": ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
     "falcon-11b": ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2,
                               "num_ln_in_parallel_attn": 1}),
+    "bloom": ("Bloom", {"tie_word_embeddings": True}),
+    "mpt": ("Mpt", {"attn_config": {"clip_qkv": 0.7}}),
     "falcon-h1": ("FalconH1", {**STATES, **MULTIPLIERS, "mamba_d_ssm": 96, "mamba_d_head": 12}),
     "falcon-h1-normed": ("FalconH1", {
         **STATES, **MULTIPLIERS, "mamba_d_ssm": 128, "mamba_rms_norm": True,
