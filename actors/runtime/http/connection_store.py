@@ -11,6 +11,7 @@ descriptor is a connection's.
 from __future__ import annotations
 
 import os
+import resource
 import select
 import socket
 import struct
@@ -26,6 +27,8 @@ FILE = "connections.sock"
 REGISTER, CONNECTION, TAKE, NEXT = b"R", b"C", b"T", b"N"
 BATCH = 64
 """Connections in one answer."""
+OTHER_FILES = 256
+"""Descriptors of the launcher that are not for connections."""
 ANSWER_SECONDS = 30.0
 """How long a gateway waits for the launcher, which has just started it."""
 _NUMBER = struct.Struct("<I")
@@ -51,6 +54,8 @@ class ConnectionStore:
         """poll: has the store's descriptors registered; role_of: the role of a process. Raises
         `OSError`."""
         raise_file_limit()
+        self.most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - OTHER_FILES
+        """Connections that are held: the launcher must be able to start actors."""
         self._poll, self._role_of = poll, role_of
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(str(run_dir / FILE))
@@ -129,9 +134,12 @@ class ConnectionStore:
             self._drop_held(role)
             self._held[role] = HeldSockets()
             self._held[role].base, fds = fds, []
-        elif data[:1] == CONNECTION and len(fds) == 1:
+        elif data[:1] == CONNECTION and len(fds) == 1 and len(self._owners) < self.most:
             self._keep(role, _NUMBER.unpack_from(data, 1)[0], fds.pop())
         elif data == TAKE:
+            for other, sender, _ in list(self._links.values()):
+                while sender == role and other is not link and self._read(other, role):
+                    pass  # what the gateway before has sent
             connections = held.connections
             self._links[link.fileno()] = link, role, (
                 number for number in list(connections) if number in connections)

@@ -149,6 +149,15 @@ def test_what_nobody_follows_is_closed() -> None:
             socket.create_connection(caller.getpeername(), 1)
 
 
+def test_more_connections_than_the_launcher_can_hold_are_not_held() -> None:
+    with running() as store:
+        link, listener, _ = gateway(store)
+        store.store.most = 2
+        pairs = [connected(listener) for _ in range(4)]
+        assert all(link.hold(number, sock.fileno()) for number, (_, sock) in enumerate(pairs))
+        assert sorted(taken(store)[1]) == [0, 1]
+
+
 def test_another_process_gets_nothing() -> None:
     with running(role=None) as store, pytest.raises((OSError, AssertionError)):
         gateway(store)
