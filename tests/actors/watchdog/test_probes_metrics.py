@@ -416,6 +416,17 @@ def test_the_dashboard_names_only_metrics_that_are_exported() -> None:
     assert sorted(asked - exported) == []
 
 
+def test_the_rule_in_the_documents_fires_when_a_sequence_is_lost() -> None:
+    text = (DASHBOARD.parents[2] / "docs/operations.md").read_text()
+    rule = re.search(r"expr: (actorium:\w+) != 0$", text, re.MULTILINE)
+    assert rule is not None
+    books = {"started_sequences": 9.0, "finished_stop": 3.0, "finished_error": 2.0,
+             "finished_abort": 1.0, "open_sequences": 3.0}
+    assert value(facts(books), rule[1]) == 0
+    assert value(facts(books | {"open_sequences": 2.0}), rule[1]) == 1
+    assert value(facts(books | {"finished_deadline": 1.0}), rule[1]) == -1
+
+
 def test_the_dashboard_shows_every_metric() -> None:
     """Of ours, and what it says of vLLM's: a metric that nobody looks at is not worth its name."""
     text = DASHBOARD.read_text()
