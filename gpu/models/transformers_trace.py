@@ -174,8 +174,7 @@ def replace_products(model: nn.Module, make: Callable[[str, Tensor, Tensor | Non
                                                layer.in_features))
 
 
-def replace_norms(model: nn.Module, norm: Callable[[Tensor, Tensor, float], Tensor],
-                  dtype: torch.dtype) -> None:
+def replace_norms(model: nn.Module, norm: Callable[..., Tensor], dtype: torch.dtype) -> None:
     """Puts ours in the place of RMSNorms, of their weights or of these plus 1, which are tried to
     see that they give the same."""
     for parent in list(model.modules()):

@@ -79,6 +79,15 @@ CASES = [
     ("PersimmonForCausalLM", {"qk_layernorm": True}),
     ("PhiForCausalLM", {"partial_rotary_factor": 0.5, "qk_layernorm": True}),
     ("PhimoeForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    ("BeamForCausalLM", {}),
+    ("Cohere2MoeForCausalLM", {}),
+    ("CwmForCausalLM", {}),
+    ("Emu3ForCausalLM", {}),
+    ("ExaoneMoeForCausalLM", {}),
+    ("FlintForCausalLM", {}),
+    ("GraniteMoeSWAForCausalLM", {}),
+    ("HrmTextForCausalLM", {}),
+    ("HyperCLOVAXForCausalLM", {}),
     ("VaultGemmaForCausalLM", {"sliding_window": 9, "layer_types": MIXED,
                                "attn_logit_softcapping": 1.5, "final_logit_softcapping": 3.0}),
 ]
@@ -269,6 +278,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("Lfm2ForCausalLM", {"layer_types": ["conv", "full_attention", "conv"]}, "layer_types: conv"),
     ("Llama4ForCausalLM", {"layer_types": ["chunked_attention"] * 3}, "chunked_attention"),
     ("StableLmForCausalLM", {}, "does not support its attention interface"),
+    ("JetMoeForCausalLM", {}, "cannot be run without its weights"),
+    ("Gemma4UnifiedForCausalLM", {}, "the heads of its layers differ in number or size"),
+    ("ElectraForCausalLM", {}, "its masks are neither causal nor sliding windows"),
     ("NoSuchForCausalLM", {}, "nor has transformers 5"),
     ("NoSuchForCausalLM", {"auto_map": {"AutoModelForCausalLM": "evil.Model"}},
      "(auto_map) is never run, whatever --trust-remote-code says"),
@@ -345,10 +357,12 @@ def test_flags_that_do_not_go_with_it(tmp_path: Path, config: Config, why: str) 
 
 UNSPLIT = {
     "moe_tp_experts of model.layers.0.mlp.experts": ("AriaTextForCausalLM",),
-    "local_params of model.layers.0.self_attn": ("GraniteSWAForCausalLM",),
+    "local_params of model.layers.0.self_attn": (
+        "BeamForCausalLM", "GraniteMoeSWAForCausalLM", "GraniteSWAForCausalLM"),
     "it cannot be run in parts": ("CohereForCausalLM",),
     "it has no plan for ranks (base_model_tp_plan; --tp)": (
-        "BitNetForCausalLM", "CTRLLMHeadModel", "DiffLlamaForCausalLM", "GPT2LMHeadModel",
+        "BitNetForCausalLM", "CTRLLMHeadModel", "DiffLlamaForCausalLM", "Emu3ForCausalLM",
+        "GPT2LMHeadModel",
         "GPTBigCodeForCausalLM", "GptOssForCausalLM", "HunYuanDenseV1ForCausalLM",
         "OPTForCausalLM", "PersimmonForCausalLM")}
 """What the start says of classes that ranks do not share."""
