@@ -10,7 +10,7 @@
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #define VNNI
-#define TOKENS 6
+#define TOKENS 4
 #define PANELS 2
 typedef __m512i ints;
 typedef __m512 floats;
@@ -34,7 +34,9 @@ INLINE void store_floats(float *to, floats x) { _mm512_storeu_ps(to, x); }
 INLINE floats add_product(floats sum, floats a, float b) {
     return _mm512_fmadd_ps(a, _mm512_set1_ps(b), sum);
 }
-INLINE floats scaled(ints x, floats by) { return _mm512_mul_ps(_mm512_cvtepi32_ps(x), by); }
+INLINE floats add_products(floats sum, floats a, floats b) { return _mm512_fmadd_ps(a, b, sum); }
+INLINE floats to_floats(ints x) { return _mm512_cvtepi32_ps(x); }
+INLINE floats scaled(floats x, float by) { return _mm512_mul_ps(x, _mm512_set1_ps(by)); }
 
 INLINE void load_codes(const int bits, const uint8_t *block, const int half, ints v[4]) {
     if (bits == 8) {
@@ -99,9 +101,15 @@ INLINE floats add_product(floats sum, floats a, float b) {
     __m256 every = _mm256_set1_ps(b);
     return (floats){_mm256_fmadd_ps(a.a, every, sum.a), _mm256_fmadd_ps(a.b, every, sum.b)};
 }
-INLINE floats scaled(ints x, floats by) {
-    return (floats){_mm256_mul_ps(_mm256_cvtepi32_ps(x.a), by.a),
-                    _mm256_mul_ps(_mm256_cvtepi32_ps(x.b), by.b)};
+INLINE floats add_products(floats sum, floats a, floats b) {
+    return (floats){_mm256_fmadd_ps(a.a, b.a, sum.a), _mm256_fmadd_ps(a.b, b.b, sum.b)};
+}
+INLINE floats to_floats(ints x) {
+    return (floats){_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)};
+}
+INLINE floats scaled(floats x, float by) {
+    __m256 every = _mm256_set1_ps(by);
+    return (floats){_mm256_mul_ps(x.a, every), _mm256_mul_ps(x.b, every)};
 }
 
 #ifdef __AVXVNNI__
@@ -235,10 +243,20 @@ INLINE floats add_product(floats sum, floats a, float b) {
     SETTLE(sum);
     return sum;
 }
-INLINE floats scaled(ints x, floats by) {
-    EACH by.x[i] *= (float)x.x[i];
-    SETTLE(by);
-    return by;
+INLINE floats add_products(floats sum, floats a, floats b) {
+    EACH sum.x[i] += a.x[i] * b.x[i];
+    SETTLE(sum);
+    return sum;
+}
+INLINE floats to_floats(ints x) {
+    floats y;
+    EACH y.x[i] = (float)x.x[i];
+    return y;
+}
+INLINE floats scaled(floats x, float by) {
+    EACH x.x[i] *= by;
+    SETTLE(x);
+    return x;
 }
 
 /* Not inlined: compilers would take half a minute over all its uses. */
