@@ -17,7 +17,6 @@ typedef __m512 floats;
 
 INLINE ints all_ints(int32_t x) { return _mm512_set1_epi32(x); }
 INLINE floats no_floats(void) { return _mm512_setzero_ps(); }
-INLINE ints add_ints(ints a, ints b) { return _mm512_add_epi32(a, b); }
 INLINE ints dot(const int bits, ints sums, ints codes, int32_t four) {
     (void)bits;
     return _mm512_dpbusd_epi32(sums, codes, _mm512_set1_epi32(four));
@@ -77,9 +76,6 @@ typedef struct { __m256 a, b; } floats;
 
 INLINE ints all_ints(int32_t x) { return (ints){_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 INLINE floats no_floats(void) { return (floats){_mm256_setzero_ps(), _mm256_setzero_ps()}; }
-INLINE ints add_ints(ints x, ints y) {
-    return (ints){_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)};
-}
 INLINE floats load_halves(const uint8_t *at) {
     return (floats){_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at)),
                     _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at + 1))};
@@ -208,10 +204,6 @@ INLINE ints all_ints(int32_t x) {
     return y;
 }
 INLINE floats no_floats(void) { return (floats){{0}}; }
-INLINE ints add_ints(ints a, ints b) {
-    EACH a.x[i] += b.x[i];
-    return a;
-}
 INLINE ints dot(const int bits, ints sums, ints codes, int32_t four) {
     int8_t inputs[4];
     (void)bits;

@@ -11,29 +11,18 @@ INLINE float as_float(int32_t bits) {
     return x;
 }
 
-/* What is under way of nt tokens by np panels. Sums of integers are made in `parts`, which changes
- * nothing, where there are too few of them to keep the processor busy. */
+/* What is under way of nt tokens by np panels: of a part, of a group, and of all. */
 struct sums {
-    ints own[TOKENS][PANELS][4];
+    ints part[TOKENS][PANELS];
     floats group[TOKENS][PANELS], all[TOKENS][PANELS];
 };
 
-#ifdef HALVES
-INLINE int parts_of(int np, int nt) { return (void)np, (void)nt, 1; }
-#else
-INLINE int parts_of(int np, int nt) { return np * nt <= 2 ? 4 : np * nt <= 4 ? 2 : 1; }
-#endif
-
 INLINE void begin_part(struct sums *s, const int np, const int nt, const int32_t *starts,
-                        int64_t mins) {
+                       int64_t mins) {
 #pragma GCC unroll 4
     for (int t = 0; t < nt; t++)
 #pragma GCC unroll 2
-        for (int p = 0; p < np; p++) {
-            s->own[t][p][0] = all_ints(mins ? 0 : starts[t]);
-#pragma GCC unroll 4
-            for (int i = 1; i < parts_of(np, nt); i++) s->own[t][p][i] = all_ints(0);
-        }
+        for (int p = 0; p < np; p++) s->part[t][p] = all_ints(mins ? 0 : starts[t]);
 }
 
 /* scales: of the inputs; again: another part of the group is in its sums already. */
@@ -42,11 +31,9 @@ INLINE void end_part(struct sums *s, const int np, const int nt, const float *sc
     for (int t = 0; t < nt; t++)
 #pragma GCC unroll 2
         for (int p = 0; p < np; p++) {
-            ints sum = s->own[t][p][0];
-#pragma GCC unroll 4
-            for (int i = 1; i < parts_of(np, nt); i++) sum = add_ints(sum, s->own[t][p][i]);
-            s->group[t][p] = again ? add_product(s->group[t][p], to_floats(sum), scales[t])
-                                   : scaled(to_floats(sum), scales[t]);
+            floats sum = to_floats(s->part[t][p]);
+            s->group[t][p] = again ? add_product(s->group[t][p], sum, scales[t])
+                                   : scaled(sum, scales[t]);
         }
 }
 
@@ -91,7 +78,7 @@ INLINE void multiply_half(struct sums *s, const int bits, const int np, const in
 #pragma GCC unroll 4
     for (int t = 0; t < nt; t++)
         for (int p = 0; p < np; p++)
-            s->own[t][p][0] = dot_half(bits, s->own[t][p][0], codes[p], fours + t, nt);
+            s->part[t][p] = dot_half(bits, s->part[t][p], codes[p], fours + t, nt);
 #else
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
@@ -99,10 +86,8 @@ INLINE void multiply_half(struct sums *s, const int bits, const int np, const in
 #pragma GCC unroll 4
         for (int t = 0; t < nt; t++)
 #pragma GCC unroll 2
-            for (int p = 0; p < np; p++) {
-                ints *own = &s->own[t][p][j % parts_of(np, nt)];
-                *own = dot(bits, *own, codes[p][j], fours[j * nt + t]);
-            }
+            for (int p = 0; p < np; p++)
+                s->part[t][p] = dot(bits, s->part[t][p], codes[p][j], fours[j * nt + t]);
     }
 #endif
 }
