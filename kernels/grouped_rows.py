@@ -221,8 +221,9 @@ def quantise_input(x: Tensor, columns: int) -> tuple[Tensor, Tensor]:
 
 
 def input_group(form: RowFormat, columns: int) -> int:
-    """Columns of an input that share a scale, for products with a weight in this format."""
-    return max(form.group, 32) if form.group else columns
+    """Columns of an input that share a scale, for products with a weight in this format: a group
+    of the weight's, or half of one of 32."""
+    return 16 if form.group == 32 else form.group or columns
 
 
 def to_int8(x: Tensor, form: InputForm) -> Quantised:

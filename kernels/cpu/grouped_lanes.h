@@ -10,14 +10,13 @@
 
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #define VNNI
-#define TOKENS 6
+#define TOKENS 4
 #define PANELS 2
 typedef __m512i ints;
 typedef __m512 floats;
 
 INLINE ints all_ints(int32_t x) { return _mm512_set1_epi32(x); }
 INLINE floats no_floats(void) { return _mm512_setzero_ps(); }
-INLINE ints add_ints(ints a, ints b) { return _mm512_add_epi32(a, b); }
 INLINE ints dot(const int bits, ints sums, ints codes, int32_t four) {
     (void)bits;
     return _mm512_dpbusd_epi32(sums, codes, _mm512_set1_epi32(four));
@@ -34,7 +33,9 @@ INLINE void store_floats(float *to, floats x) { _mm512_storeu_ps(to, x); }
 INLINE floats add_product(floats sum, floats a, float b) {
     return _mm512_fmadd_ps(a, _mm512_set1_ps(b), sum);
 }
-INLINE floats scaled(ints x, floats by) { return _mm512_mul_ps(_mm512_cvtepi32_ps(x), by); }
+INLINE floats add_products(floats sum, floats a, floats b) { return _mm512_fmadd_ps(a, b, sum); }
+INLINE floats to_floats(ints x) { return _mm512_cvtepi32_ps(x); }
+INLINE floats scaled(floats x, float by) { return _mm512_mul_ps(x, _mm512_set1_ps(by)); }
 
 INLINE void load_codes(const int bits, const uint8_t *block, const int half, ints v[4]) {
     if (bits == 8) {
@@ -75,9 +76,6 @@ typedef struct { __m256 a, b; } floats;
 
 INLINE ints all_ints(int32_t x) { return (ints){_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 INLINE floats no_floats(void) { return (floats){_mm256_setzero_ps(), _mm256_setzero_ps()}; }
-INLINE ints add_ints(ints x, ints y) {
-    return (ints){_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)};
-}
 INLINE floats load_halves(const uint8_t *at) {
     return (floats){_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at)),
                     _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)at + 1))};
@@ -99,9 +97,15 @@ INLINE floats add_product(floats sum, floats a, float b) {
     __m256 every = _mm256_set1_ps(b);
     return (floats){_mm256_fmadd_ps(a.a, every, sum.a), _mm256_fmadd_ps(a.b, every, sum.b)};
 }
-INLINE floats scaled(ints x, floats by) {
-    return (floats){_mm256_mul_ps(_mm256_cvtepi32_ps(x.a), by.a),
-                    _mm256_mul_ps(_mm256_cvtepi32_ps(x.b), by.b)};
+INLINE floats add_products(floats sum, floats a, floats b) {
+    return (floats){_mm256_fmadd_ps(a.a, b.a, sum.a), _mm256_fmadd_ps(a.b, b.b, sum.b)};
+}
+INLINE floats to_floats(ints x) {
+    return (floats){_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)};
+}
+INLINE floats scaled(floats x, float by) {
+    __m256 every = _mm256_set1_ps(by);
+    return (floats){_mm256_mul_ps(x.a, every), _mm256_mul_ps(x.b, every)};
 }
 
 #ifdef __AVXVNNI__
@@ -200,10 +204,6 @@ INLINE ints all_ints(int32_t x) {
     return y;
 }
 INLINE floats no_floats(void) { return (floats){{0}}; }
-INLINE ints add_ints(ints a, ints b) {
-    EACH a.x[i] += b.x[i];
-    return a;
-}
 INLINE ints dot(const int bits, ints sums, ints codes, int32_t four) {
     int8_t inputs[4];
     (void)bits;
@@ -235,10 +235,20 @@ INLINE floats add_product(floats sum, floats a, float b) {
     SETTLE(sum);
     return sum;
 }
-INLINE floats scaled(ints x, floats by) {
-    EACH by.x[i] *= (float)x.x[i];
-    SETTLE(by);
-    return by;
+INLINE floats add_products(floats sum, floats a, floats b) {
+    EACH sum.x[i] += a.x[i] * b.x[i];
+    SETTLE(sum);
+    return sum;
+}
+INLINE floats to_floats(ints x) {
+    floats y;
+    EACH y.x[i] = (float)x.x[i];
+    return y;
+}
+INLINE floats scaled(floats x, float by) {
+    EACH x.x[i] *= by;
+    SETTLE(x);
+    return x;
 }
 
 /* Not inlined: compilers would take half a minute over all its uses. */

@@ -133,10 +133,10 @@ static void quantise_block(const struct segment *s, int64_t t) {
     if (j->codes) {
         const int8_t *codes[TOKENS];
         const float *scales[TOKENS];
-        int64_t groups = j->w->ins / columns_shared(j->w), row = s->first + t;
+        int64_t parts = input_parts(j->w), row = s->first + t;
         for (int i = 0; i < to.count; i++) {
             codes[i] = j->codes + (row + i) * j->w->ins;
-            scales[i] = j->scales + (row + i) * groups;
+            scales[i] = j->scales + (row + i) * parts;
         }
         arrange_tokens(j->w, codes, scales, &to);
         return;

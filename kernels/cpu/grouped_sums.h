@@ -1,5 +1,5 @@
 /* Products of codes with quantised inputs: TOKENS tokens by PANELS panels at most, in registers. Sums of
- * groups are integers, added up in f32 one group after the other. */
+ * parts of the input are integers, added up in f32 one part after the other. */
 #pragma once
 #include "grouped_input.h"
 
@@ -11,52 +11,48 @@ INLINE float as_float(int32_t bits) {
     return x;
 }
 
-/* What is under way of nt tokens by np panels. Sums of integers are made in `parts`, which changes
- * nothing, where there are too few of them to keep the processor busy. */
+/* What is under way of nt tokens by np panels: of a part, of a group, and of all. */
 struct sums {
-    ints own[TOKENS][PANELS][4];
-    floats all[TOKENS][PANELS];
+    ints part[TOKENS][PANELS];
+    floats group[TOKENS][PANELS], all[TOKENS][PANELS];
 };
 
-#ifdef HALVES
-INLINE int parts_of(int np, int nt) { return (void)np, (void)nt, 1; }
-#else
-INLINE int parts_of(int np, int nt) { return np * nt <= 2 ? 4 : np * nt <= 4 ? 2 : 1; }
-#endif
+INLINE void begin_part(struct sums *s, const int np, const int nt, const int32_t *starts,
+                       int64_t mins) {
+#pragma GCC unroll 4
+    for (int t = 0; t < nt; t++)
+#pragma GCC unroll 2
+        for (int p = 0; p < np; p++) s->part[t][p] = all_ints(mins ? 0 : starts[t]);
+}
 
-INLINE void begin_group(struct sums *s, const int np, const int nt, const int32_t *starts,
-                        int64_t mins) {
-#pragma GCC unroll 6
+/* scales: of the inputs; again: another part of the group is in its sums already. */
+INLINE void end_part(struct sums *s, const int np, const int nt, const float *scales, int again) {
+#pragma GCC unroll 4
     for (int t = 0; t < nt; t++)
 #pragma GCC unroll 2
         for (int p = 0; p < np; p++) {
-            s->own[t][p][0] = all_ints(mins ? 0 : starts[t]);
-#pragma GCC unroll 4
-            for (int i = 1; i < parts_of(np, nt); i++) s->own[t][p][i] = all_ints(0);
+            floats sum = to_floats(s->part[t][p]);
+            s->group[t][p] = again ? add_product(s->group[t][p], sum, scales[t])
+                                   : scaled(sum, scales[t]);
         }
 }
 
-/* from: the scales of this group. */
+/* from: the scales of this group; starts: what its mins are times. */
 INLINE void end_group(struct sums *s, const int bits, const int np, const int nt,
-                      const struct grouped *w, const uint8_t *from, const float *scales,
-                      const int32_t *starts) {
+                      const struct grouped *w, const uint8_t *from, const int32_t *starts) {
     const int64_t bytes = scale_bytes(w);
 #pragma GCC unroll 2
     for (int p = 0; p < np; p++, from += bytes) {
         /* Codes of 8 bits may be opened ones. */
         const int powers = bits == FP4 || (bits == 8 && w->fp4);
         floats by = powers ? load_powers(from) : w->group ? load_halves(from) : load_floats(from);
-#pragma GCC unroll 6
-        for (int t = 0; t < nt; t++) {
-            ints sum = s->own[t][p][0];
 #pragma GCC unroll 4
-            for (int i = 1; i < parts_of(np, nt); i++) sum = add_ints(sum, s->own[t][p][i]);
-            s->all[t][p] = add_product(s->all[t][p], scaled(sum, by), scales[t]);
-        }
+        for (int t = 0; t < nt; t++)
+            s->all[t][p] = add_products(s->all[t][p], s->group[t][p], by);
         if (!w->mins) continue;
         floats low = w->group ? load_halves(from + 2 * OUTS) : load_floats(from + 4 * OUTS);
         if (SHIFT(bits)) low = add_product(low, by, SHIFT(bits));
-#pragma GCC unroll 6
+#pragma GCC unroll 4
         for (int t = 0; t < nt; t++)
             s->all[t][p] = add_product(s->all[t][p], low, as_float(starts[t]));
     }
@@ -79,21 +75,19 @@ INLINE void multiply_half(struct sums *s, const int bits, const int np, const in
 #ifdef HALVES
     if (ahead)
         for (int j = 0; j < 4; j++) fetch_share(block, np * WIDTH(bits), 4 * half + j, ahead);
-#pragma GCC unroll 6
+#pragma GCC unroll 4
     for (int t = 0; t < nt; t++)
         for (int p = 0; p < np; p++)
-            s->own[t][p][0] = dot_half(bits, s->own[t][p][0], codes[p], fours + t, nt);
+            s->part[t][p] = dot_half(bits, s->part[t][p], codes[p], fours + t, nt);
 #else
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
         if (ahead) fetch_share(block, np * WIDTH(bits), 4 * half + j, ahead);
-#pragma GCC unroll 6
+#pragma GCC unroll 4
         for (int t = 0; t < nt; t++)
 #pragma GCC unroll 2
-            for (int p = 0; p < np; p++) {
-                ints *own = &s->own[t][p][j % parts_of(np, nt)];
-                *own = dot(bits, *own, codes[p][j], fours[j * nt + t]);
-            }
+            for (int p = 0; p < np; p++)
+                s->part[t][p] = dot(bits, s->part[t][p], codes[p][j], fours[j * nt + t]);
     }
 #endif
 }
@@ -111,13 +105,13 @@ struct fetch {
 /* out[t][16 * np]: nt tokens by np panels, from `at` on. */
 INLINE void multiply(const int bits, const int np, const int nt, const struct grouped *w,
                      struct place at, const struct tokens *x, struct fetch fetch, float *out) {
-    const int64_t halves = columns_each(w) / 16, mins = w->mins;
+    const int64_t halves = columns_shared(w) / 16, parts = parts_each(w), mins = w->mins;
     const int32_t *fours = x->fours, *starts = x->starts;
     const float *scales = x->scales;
-    int64_t left = halves;
+    int64_t left = halves, more = parts;
     struct sums s;
-    begin_group(&s, np, nt, starts, mins);
-#pragma GCC unroll 6
+    begin_part(&s, np, nt, starts, mins);
+#pragma GCC unroll 4
     for (int t = 0; t < nt; t++)
 #pragma GCC unroll 2
         for (int p = 0; p < np; p++) s.all[t][p] = no_floats();
@@ -131,12 +125,17 @@ INLINE void multiply(const int bits, const int np, const int nt, const struct gr
             multiply_half(&s, bits, np, nt, at.codes, half, fours, fetch.ahead);
             if (--left) continue;
             left = halves;
-            end_group(&s, bits, np, nt, w, at.scales, scales, starts);
-            at.scales += at.scales_step, scales += nt, starts += nt;
-            begin_group(&s, np, nt, starts, mins); /* behind the last: read, not used */
+            if (more == parts) end_part(&s, np, nt, scales, 0);
+            else end_part(&s, np, nt, scales, 1);
+            scales += nt;
+            if (!--more) {
+                end_group(&s, bits, np, nt, w, at.scales, starts);
+                at.scales += at.scales_step, starts += nt, more = parts;
+            } else if (!mins) starts += nt;
+            begin_part(&s, np, nt, starts, mins); /* behind the last: read, not used */
         }
     }
-#pragma GCC unroll 6
+#pragma GCC unroll 4
     for (int t = 0; t < nt; t++)
 #pragma GCC unroll 2
         for (int p = 0; p < np; p++) store_floats(out + (t * np + p) * OUTS, s.all[t][p]);
@@ -153,9 +152,7 @@ typedef void product(const struct grouped *w, struct place at, const struct toke
         multiply(B, P, T, w, at, x, fetch, out); \
     }
 #define NAME(B, P, T) product_##B##_##P##_##T
-#if TOKENS == 6
-#define EACH_TOKEN(DO, B, P) DO(B, P, 1) DO(B, P, 2) DO(B, P, 3) DO(B, P, 4) DO(B, P, 5) DO(B, P, 6)
-#elif TOKENS == 4
+#if TOKENS == 4
 #define EACH_TOKEN(DO, B, P) DO(B, P, 1) DO(B, P, 2) DO(B, P, 3) DO(B, P, 4)
 #else
 #define EACH_TOKEN(DO, B, P) DO(B, P, 1) DO(B, P, 2)

@@ -175,6 +175,20 @@ def test_a_row_gives_the_same_bits_in_any_batch(lib: ctypes.CDLL, memory: Groupe
             assert torch.equal(linear.wide(x[first:first + count]), whole[first:first + count])
 
 
+@pytest.mark.parametrize("group", [16, 32])
+def test_a_large_input_coarsens_its_own_16_columns_alone(lib: ctypes.CDLL, memory: GroupedMemory,
+                                                         group: int) -> None:
+    own = drawn(40, 64, RowFormat(8, group, False, 128))
+    own.codes[:, :16] = 128
+    x = rand(5, 64, seed=7).to(BF16)
+    x[:, :16] = 0
+    whole = terms(x, own)
+    x[:, 3] = 1000.0
+    want = x.float() @ dequantise_grouped(own, torch.float32).t()
+    error = NativeGrouped(pack_rows(own), None, lib, 2, memory).wide(x) - want
+    assert (error.abs() <= 0.01 * whole).all()
+
+
 def test_inputs_longer_than_scratch_take_several_passes(lib: ctypes.CDLL,
                                                         memory: GroupedMemory) -> None:
     rows = pack_rows(drawn(48, 512, RowFormat(4, 128, True)))
