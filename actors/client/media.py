@@ -45,7 +45,7 @@ class Image:
         self.urls, self.files = _read([source])
 
 
-class Video(Image):
+class Video:
     """A video: one source (GIF, WebP, and where the engine has PyAV MP4, WebM, AVI), or a list of
     images, its frames. Raises `InvalidRequest`."""
 
@@ -110,7 +110,7 @@ def turns_of(messages: Any) -> list[ChatMessage]:
 def _content(turn: Any) -> Sequence[Any] | None:
     """The parts of a caller's turn; None where it is text, or of the SDK's own."""
     content = turn.get("content") if isinstance(turn, dict) else None
-    if isinstance(content, Image):
+    if isinstance(content, Image | Video):
         return [content]
     return content if isinstance(content, list | tuple) else None
 
@@ -121,7 +121,7 @@ def _part(part: Any, where: str) -> TurnPart:
         return part
     if isinstance(part, str):
         return TurnPart("text", part)
-    if isinstance(part, Image):
+    if isinstance(part, Image | Video):
         return _upload(part, where)
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in ("text", "input_text", "output_text") and isinstance(part.get("text"), str):
@@ -132,7 +132,7 @@ def _part(part: Any, where: str) -> TurnPart:
             value = part.get(name)
             value = value.get("url") if isinstance(value, dict) else value
             try:
-                return _upload(value if isinstance(value, Image) else made(value),
+                return _upload(value if isinstance(value, Image | Video) else made(value),
                                f"{where}.{name}")
             except InvalidRequest as error:
                 text = error.message.removeprefix("messages: ")
@@ -141,7 +141,7 @@ def _part(part: Any, where: str) -> TurnPart:
                          f"{str(kind)[:40] if kind is not None else type(part).__name__!r}", where)
 
 
-def _upload(item: Image, param: str) -> MediaUpload:
+def _upload(item: Image | Video, param: str) -> MediaUpload:
     return MediaUpload("video" if item.video else "image", urls=item.urls, files=item.files,
                        param=param)
 

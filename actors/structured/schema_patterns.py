@@ -62,13 +62,13 @@ class BadPattern(ValueError):
     """What is wrong with an expression."""
 
 
-class NotRegular(BadPattern):
-    """It means something that no automaton holds."""
+class NotRegular(ValueError):
+    """What an expression has that no automaton holds."""
 
 
 def translated(pattern: str) -> list[str]:
     """Returns expressions in Rust's syntax, all of which a text must match where ECMA's matches it:
-    more than one where the pattern begins with look-aheads. Raises `BadPattern`."""
+    more than one where the pattern begins with look-aheads. Raises `BadPattern` or `NotRegular`."""
     ahead, rest = _looks_ahead(KNOWN.get(pattern, pattern))
     return [_Reader(own).read() for own in (*ahead, rest)]
 

@@ -113,11 +113,12 @@ def generated(oracle: Any, prompt: list[int], new: int) -> list[int]:
     return found
 
 
-def assert_greedy(oracle: Any, prompt: list[int], tokens: list[int]) -> None:
-    """They are what transformers' model would choose after the prompt, each after those before:
-    one forward pass instead of one a token."""
-    logits = oracle_logits(oracle, prompt + tokens[:-1])[len(prompt) - 1:]
-    assert logits.argmax(-1).tolist() == tokens
+def assert_greedy(oracle: Any, prompt: list[int], tokens: list[int], new: int) -> None:
+    """They are the `new` tokens that transformers' model would choose after the prompt, each after
+    those before: one forward pass instead of one a token."""
+    assert len(tokens) == new
+    logits = oracle_logits(oracle, [*prompt, *tokens[:-1]])[len(prompt) - 1:]
+    assert logits.argmax(-1).tolist() == list(tokens)
 
 
 def same_logits(got: Tensor, want: Tensor, bf16: bool = False) -> bool:

@@ -21,7 +21,7 @@ from actorium.tools.cli.status import announced_wait, running_dir
 
 if TYPE_CHECKING:
     from actorium.actors.client.client import Client
-    from actorium.actors.client.media import Image
+    from actorium.actors.client.media import Image, Video
 
 VIDEOS = (".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".gif")
 """What is sent as a video."""
@@ -92,7 +92,7 @@ def talk(client: Client, params: SamplingParams, system: str | None = None,
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):  # a Python may be built without it
             import readline  # noqa: F401  # input() edits its line with it
-    attached: list[Image] = [attachment(name) for name in images]
+    attached: list[Image | Video] = [attachment(name) for name in images]
     start: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     history: list[dict[str, Any]] = list(start)
     while (text := _read()) not in (None, "/exit", "/quit"):
@@ -120,7 +120,7 @@ def talk(client: Client, params: SamplingParams, system: str | None = None,
             history.pop()
 
 
-def attachment(name: str) -> Image:
+def attachment(name: str) -> Image | Video:
     """The image or the video of a file or a URL. Raises `InvalidRequest`."""
     from actorium.actors.client.media import Image, Video
 
@@ -128,7 +128,7 @@ def attachment(name: str) -> Image:
     return Video(name) if path.endswith(VIDEOS) else Image(name)
 
 
-def attach(name: str, attached: list[Image]) -> None:
+def attach(name: str, attached: list[Image | Video]) -> None:
     """Adds to what goes with the next turn, and says so."""
     if not name:
         print("error: /image: FILE is missing", file=sys.stderr, flush=True)

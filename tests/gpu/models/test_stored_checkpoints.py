@@ -14,7 +14,7 @@ import torch
 from helpers_deepseek import write_deepseek
 from helpers_fp8 import SINGLE
 from helpers_hybrid import NEXT, write_hybrid
-from helpers_models import CPU, generated, load, oracle_logits, write_checkpoint
+from helpers_models import CPU, assert_greedy, load, oracle_logits, write_checkpoint
 from helpers_pairs import pairs
 from helpers_quantised import PROMPT, logits, off, told_of
 from helpers_speculation import Work
@@ -73,7 +73,7 @@ def test_as_transformers_with_dequantised_weights(tmp_path: Path, family: str, k
     oracle = AutoModelForCausalLM.from_pretrained(tmp_path / "twin", dtype=torch.float32)
     model, want = served(tmp_path / "own"), oracle_logits(oracle, PROMPT)
     assert off(logits(model), want) < 1e-4 < off(logits(load(tmp_path / "plain")), want)
-    assert greedy(model, 12) == generated(oracle, PROMPT, 12)
+    assert_greedy(oracle, PROMPT, greedy(model, 12), 12)
     own = model.layers[1].mixer.qkv
     own = own.parts[0] if hasattr(own, "parts") else own
     assert isinstance(own, Reordered if KINDS[kind].ordered else GroupedLinear)

@@ -280,8 +280,7 @@ def _check(path: Path, oracle: Any) -> None:
         for prompt in prompts:
             ring.submit(prompt, GREEDY)
         for prompt, out in zip(prompts, ring.run(), strict=True):
-            assert len(out.tokens) == GREEDY.max_tokens
-            assert_greedy(oracle, prompt, out.tokens)
+            assert_greedy(oracle, prompt, out.tokens, GREEDY.max_tokens)
         _check_logits(model, oracle, prompts[-1])
 
 
