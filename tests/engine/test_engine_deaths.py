@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 import threading
 from pathlib import Path
 from typing import Any
@@ -104,11 +105,13 @@ def long_batch(cli: Cli, *words: str) -> tuple[int, list[dict[str, Any]], str]:
     process = cli.start("generate", *NULL, "--input", "-", *words, env=cli.env,
                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdin is not None and process.stdout is not None
+    while not (workers := [row["pid"] for row in cli.actors() if row["role"] == "worker-0"]):
+        time.sleep(0.05)  # asked before the batch begins, which would be over by the answer
     process.stdin.write(line % 8 + line % 1500 * 24)
     process.stdin.close()
     process.stdin = None
     first = process.stdout.readline()
-    os.kill(next(row["pid"] for row in cli.actors() if row["role"] == "worker-0"), signal.SIGKILL)
+    os.kill(workers[0], signal.SIGKILL)
     rest, said = process.communicate(timeout=60)
     lines = [json.loads(line) for line in (first + rest).splitlines()]
     return process.returncode, lines, said.decode()
