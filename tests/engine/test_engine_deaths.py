@@ -7,8 +7,8 @@ import json
 import os
 import signal
 import subprocess
-import time
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
