@@ -200,15 +200,15 @@ def precision(llama: str = PYTHON, types: list[str] = TYPES, tokens: int = 2000,
             version = theirs.ask("load", model=str(file), threads=threads)
             theirs.ask("logits", windows=windows, target=str(answers))
             whole = np.load(answers, mmap_mode="r")
-            found: dict[str, list[Tensor]] = {"ours": [], "llama.cpp": []}
+            kls: dict[str, list[Tensor]] = {"ours": [], "llama.cpp": []}
             exact = loaded(file, "float32", "none", threads)
             own = exact if name == "F32" else loaded(file, "bfloat16", "auto", threads)
             for at, window in enumerate(windows):
                 reference = odds_of(own_logits(exact, window))
                 peer = torch.from_numpy(whole[at * WINDOW:at * WINDOW + len(window)].copy())
                 for who, logits in (("ours", own_logits(own, window)), ("llama.cpp", peer)):
-                    found[who].append(divergence(reference, odds_of(logits)))
-            ours, peers = (spread(torch.cat(each)) for each in found.values())
+                    kls[who].append(divergence(reference, odds_of(logits)))
+            ours, peers = (spread(torch.cat(each)) for each in kls.values())
             row = {"type": name, "ours": ours, "llama.cpp": peers,
                    "ratio": ours["mean"] / peers["mean"], "tokens": len(ids), "version": version}
             rows.append([name, *(f"{figure:.5f}" for each in (ours, peers)
