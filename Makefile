@@ -4,6 +4,7 @@ VENV ?= .venv
 OUT ?= benchmarks/results
 PROCESSOR = $(or $(shell sed -n 's/^vendor_id.*\(Intel\|AMD\).*/\1/p' /proc/cpuinfo | head -n 1 | tr A-Z a-z),other)
 RERUNS ?= 0
+RERUN = $(if $(filter-out 0,$(RERUNS)),--reruns $(RERUNS),-p no:rerunfailures)
 PART ?= contact
 BIN = $(VENV)/bin
 STARTED := $(shell date +%s.%N)
@@ -22,7 +23,7 @@ help:
 	@echo "make test-oldest, make test-newest  what touches requests, with the ends of the dependencies' ranges"
 	@echo "make lock       constraints.txt anew: the versions that set-up installs"
 	@echo "make battery    the state machines of \`make test\`, 25 times as long, and rarer tests: an hour and more"
-	@echo "make chaos      actors killed, stopped, starved and poisoned while streams go on: 25 to 28 minutes"
+	@echo "make chaos      actors killed, stopped, starved and poisoned while streams go on: half an hour; SEED=N, CHAOS_MINUTES=60"
 	@echo "make cluster    replicas on two Ray nodes of this machine; one is killed under streams: some minutes"
 	@echo "make verify-all  each kind of model is asked for contradictions in bf16, --exact on; VERIFY_FLAGS"
 	@echo "make adversary  what an outsider tries: keys, network, requests, models, frames, faults, secrets"
@@ -56,10 +57,10 @@ demo: $(VENV)/.ready-engine
 
 # Four files at a time, on two cores: many tests wait for processes. In the order of
 # tests/conftest.py, since files with few tests, which pytest-xdist would begin last, take longest.
-# RERUNS=1 for a machine that others use.
+# RERUNS=1 for a machine that others use; else without that plugin, which asks a server about each test.
 test: $(VENV)/.ready-test
 	$(BIN)/python -m pytest tests --ignore tests/conformance -n 4 --dist loadfile \
-		--no-loadscope-reorder -m "not slow" --reruns $(RERUNS) $(PYTEST_FLAGS)
+		--no-loadscope-reorder -m "not slow" $(RERUN) $(PYTEST_FLAGS)
 
 # What computes, with C kernels of another processor: AS_PROCESSOR=NAME (tools/as_processor.py), or by turns,
 # another one with each commit. What trained models answer must hold there, too.
@@ -86,10 +87,13 @@ battery: $(VENV)/.ready-test
 		tests/actors/ledger/test_ledger_compaction.py tests/actors/gateway/test_tool_parsers.py
 	$(BIN)/python -m pytest --timeout=3600 -m slow tests --ignore tests/conformance
 
-# Real processes under faults. What the engines say of them goes to build/chaos.log.
+# Real processes under faults. What the engines say of them goes to build/chaos.log. The faults are those of a
+# seed that is printed: SEED=N repeats them, ROWS=drawn,kills-1 runs some rows, CHAOS_MINUTES=60 (a night's) is the
+# length of the row of drawn faults.
 chaos: $(VENV)/.ready-test
 	@mkdir -p $(OUT) build
-	$(BIN)/python -m actorium.tools.chaos --json $(OUT)/chaos.json 2> build/chaos.log \
+	$(BIN)/python -m actorium.tools.chaos --json $(OUT)/chaos.json $(SEED:%=--seed %) $(ROWS:%=--rows %) \
+		$(CHAOS_MINUTES:%=--minutes %) 2> build/chaos.log \
 		|| { tail -n 5 build/chaos.log; false; }
 
 # Two raylets on this machine stand for two; Ray is in an environment of its own, above $(VENV).
@@ -122,10 +126,12 @@ adversary: $(VENV)/.ready-test
 # one, with environments of their own; the openai package in both of its versions.
 # docs/conformance.md says more.
 conformance: AGENTS = tests/conformance/test_openai_agents.py tests/conformance/test_pydantic_ai.py
+conformance: QUANTISERS = tests/conformance/test_quantisers.py
 conformance: $(VENV)/.ready-test
 	VENV=$(VENV) bash tests/conformance/setup.sh
-	build/clients/bin/python -m pytest tests/conformance $(AGENTS:%=--ignore %) -m conformance $(PYTEST_FLAGS)
+	build/clients/bin/python -m pytest tests/conformance $(patsubst %,--ignore %,$(AGENTS) $(QUANTISERS)) -m conformance $(PYTEST_FLAGS)
 	build/agents/bin/python -m pytest $(AGENTS) -m conformance $(PYTEST_FLAGS) || [ $$? = 5 ]  # none chosen
+	build/quantisers/bin/python -m pytest $(QUANTISERS) -m conformance $(PYTEST_FLAGS) || [ $$? = 5 ]
 	$(BIN)/python -m pytest tests/conformance/test_openai.py -m conformance $(PYTEST_FLAGS)
 	$(BIN)/python -m pytest tests/gpu/models/test_transformers_model.py $(PYTEST_FLAGS)
 	build/clients/bin/python -m pytest tests/actors/gateway/test_gateway.py tests/actors/gateway/test_gateway_apis.py

@@ -87,3 +87,7 @@ class Fp4Linear(Linear):
 
     def add(self, x: Input, residual: Tensor) -> Tensor:
         return residual + self(x)
+
+    def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Rows of the weight, [T, K] for i64[T]."""
+        return dequantise_fp4(Fp4Weight(*(own[ids] for own in self.own)), dtype)

@@ -16,7 +16,6 @@ each engine that lives a few seconds.
 
 from __future__ import annotations
 
-import functools
 import gc
 import importlib
 import os
@@ -122,20 +121,17 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _forked_engines() -> Iterator[None]:
     """Engines of tests are forked off a process that has imported all that they need."""
-    forks = functools.cache(helpers_zygote.zygote)
-
-    def start(argv: list[str], report_fd: int) -> Any:
-        return helpers_zygote.launcher(forks(), argv, report_fd)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "start_launcher", start)
+        patch.setattr(engine, "start_launcher", helpers_zygote.launcher)
         yield
 
 
 @pytest.fixture
 def real_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines start from scratch, as elsewhere."""
+    """Engines and command lines start from scratch, as elsewhere."""
     monkeypatch.setattr(engine, "start_launcher", _start_launcher)
+    monkeypatch.setattr("helpers_cli.Cli.forked", False)
+    monkeypatch.setattr("helpers_runtime.LauncherProcess.forked", False)
 
 
 @pytest.fixture(autouse=True)

@@ -307,7 +307,9 @@ def _shifted(submit: Submit, by: float) -> Submit:
 
 
 def _shifted_all(known: list[RequestRecord], by: float) -> list[RequestRecord]:
-    return [msgspec.structs.replace(each, submit=_shifted(each.submit, by)) for each in known]
+    return [msgspec.structs.replace(each, submit=_shifted(each.submit, by), outputs=[
+        msgspec.structs.replace(output, marks=output.marks.shifted(by)) for output in each.outputs])
+        for each in known]
 
 
 def shifted_order(order: Any, by: float) -> Any:

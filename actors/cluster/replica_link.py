@@ -183,7 +183,9 @@ class ReplicaLink:
         if scheduler.ledger is not None:
             self._records += [Send(LEDGER, record) for entry in history.entries.values()
                               for record in entry_records(entry)]
-        scheduler.requests.adopt(restore_requests(PriorRun(history, True, now), self._timeout), now)
+        requests = [*restore_requests(PriorRun(history, True, now), self._timeout)]
+        scheduler.requests.metrics.started(sum(len(request.live) for request in requests))
+        scheduler.requests.adopt(requests, now)
         # A detokenizer that has started since they ran elsewhere does not know them.
         state = scheduler.state
         for known in order.requests:

@@ -19,7 +19,8 @@ from actorium.actors.config.parsed_values import hashed
 MADE_BITS = {"int8": 8, "int4": 4}
 """Values of `quantization` for which weights are made when they are read, and their bits."""
 
-STORED = ("awq", "gptq", "bitsandbytes", "compressed-tensors", "modelopt", "mxfp4", "gguf")
+STORED = ("awq", "gptq", "bitsandbytes", "compressed-tensors", "modelopt", "mxfp4", "torchao",
+          "hqq", "auto-round", "gguf")
 """Values of `quantization` that say how a checkpoint must be stored; else they are `auto`."""
 
 
@@ -46,9 +47,9 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     (in e4m3, with a scale for each row, made when a checkpoint in float32, bfloat16 or float16 is
     read; each token is scaled on the way; on cuda below 8.9 weights alone are in fp8) | int8 | int4
     (made likewise, of one in fp8 too) | awq | gptq | bitsandbytes | compressed-tensors | modelopt |
-    mxfp4 | gguf (as auto, of a checkpoint that is stored so: another is refused). Embeddings,
-    norms, routers and small gates stay in `dtype`; so does the head but in int8 and int4, where it
-    is in int8."""
+    mxfp4 | torchao | hqq | auto-round | gguf (as auto, of a checkpoint that is stored so: another
+    is refused). Embeddings, norms, routers and small gates stay in `dtype`; so does the head but in
+    int8 and int4, where it is in int8."""
     quantization_group: int | None = None
     """Columns that share a scale in int8 and int4: 32, 64 or 128, or 0 (int8 alone) for all of a
     row. Default: 32."""

@@ -11,8 +11,9 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from actorium.actors.config.tree import GatewayConfig
 from actorium.actors.core import Context, Core, Health, Send
@@ -20,6 +21,8 @@ from actorium.actors.errors import BadConfig
 from actorium.actors.gateway.http import api_keys
 from actorium.actors.messages import Message
 from actorium.actors.runtime.http import listening
+from actorium.actors.runtime.http.connection_records import ConnectionRecord, ConnectionRecords
+from actorium.actors.runtime.http.connection_store import StoreLink
 from actorium.actors.runtime.http.listening import ListenAddress
 from actorium.actors.runtime.inflight_journal import InflightJournal, open_journal
 
@@ -48,12 +51,14 @@ class GatewayCore(Core):
     client_inbox: Any = None
     journal: InflightJournal
 
-    def __init__(self, ctx: Context, sock: socket.socket) -> None:
-        self._ctx, self._sock = ctx, sock
+    def __init__(self, ctx: Context, sock: socket.socket, kept: KeptSockets | None) -> None:
+        """kept: None = connections end with the process."""
+        self._ctx, self._sock, self._kept = ctx, sock, kept
         self.journal = open_journal(ctx.run_dir, ctx.role, ctx.config.recovery.request_budget)
         self._where = ListenAddress(*sock.getsockname()[:2])
         self._engine: Any = None
         self._server: Any = None
+        self._keeper: Any = None
         self._serving: asyncio.Task[None] | None = None
         self._draining = False
 
@@ -66,6 +71,7 @@ class GatewayCore(Core):
         from actorium.actors.gateway.http.bodies import PATIENCE
         from actorium.actors.gateway.served_engine import ServedEngine
         from actorium.actors.runtime.http.allowed_hosts import AllowedHosts
+        from actorium.actors.runtime.http.connection_records import ConnectionKeeper
         from actorium.actors.runtime.http.http_server import ConnectionLimits, http_server
 
         def serve() -> None:
@@ -77,7 +83,10 @@ class GatewayCore(Core):
                 connections(settings.max_connections), settings.body_timeout,
                 settings.send_timeout, (PATIENCE + 1) * engine.body_limit)
             hosts = AllowedHosts(settings.allowed_hosts, settings.host, self._where.host)
-            self._server = http_server(build_app(engine, hosts), limits, KEEP_ALIVE, BACKLOG)
+            kept = self._kept
+            self._keeper = None if kept is None else ConnectionKeeper(kept.store, kept.records)
+            self._server = http_server(build_app(engine, hosts), limits, KEEP_ALIVE, BACKLOG,
+                                       self._keeper)
             self._serving = asyncio.get_running_loop().create_task(self._start())
 
         post(serve)
@@ -85,9 +94,15 @@ class GatewayCore(Core):
     async def _start(self) -> None:
         if self._ctx.config.gateway.gateways > 1:
             await self._engine.peers.listen()
-        from actorium.actors.runtime.http.http_server import start_server
+        from actorium.actors.runtime.http.http_server import serve_connection, start_server
 
-        await start_server(self._server, [self._sock])
+        kept = self._kept
+        for record, sock in () if kept is None else kept.connections:
+            await serve_connection(self._server, sock, record)
+        if kept is not None and kept.connections:
+            LOG.info("connections taken over: %d", len(kept.connections))
+            kept.connections.clear()
+        await start_server(self._server, [self._sock], self._keeper)
 
     # --- Core ---
 
@@ -124,8 +139,17 @@ class GatewayCore(Core):
                       SERVING_BUDGET, gauges, f"HTTP at {self._where.url}")
 
 
+class KeptSockets(NamedTuple):
+    """What outlives a gateway."""
+
+    store: StoreLink
+    records: ConnectionRecords
+    connections: list[tuple[ConnectionRecord, socket.socket]]
+    """Those of the gateway before."""
+
+
 def build(ctx: Context) -> GatewayCore:
-    """Builds the core of a role "gateway-N". A later incarnation listens where the first one did.
+    """Builds the core of a role "gateway-N". A later incarnation has the sockets of the first one.
 
     Raises `BadConfig`, naming the field.
     """
@@ -135,6 +159,12 @@ def build(ctx: Context) -> GatewayCore:
         from actorium.actors.gateway.api.response_store import ResponseStore
 
         ResponseStore(wanted.responses_store, 0, 0).close()
+    store = _store(ctx)
+    taken = store.take() if store is not None and ctx.epoch > 1 else None
+    if store is not None and taken is not None:
+        records, sock = ConnectionRecords(taken[0], _records(wanted)), taken[1]
+        return GatewayCore(ctx, sock, KeptSockets(store, records, [
+            (records.reopen(number), connection) for number, connection in store.connections()]))
     before = where(ctx.run_dir) if ctx.epoch > 1 else None
     port = before.port if before is not None else wanted.port or 0
     try:
@@ -142,7 +172,26 @@ def build(ctx: Context) -> GatewayCore:
     except OSError as error:
         raise refused(wanted, error) from None
     listening.write_address(ctx.run_dir / FILE, ListenAddress(*sock.getsockname()[:2]), ctx.role)
-    return GatewayCore(ctx, sock)
+    kept: KeptSockets | None = None
+    if store is not None:
+        with suppress(OSError):  # without memory for them connections end with the process
+            records = ConnectionRecords.create(_records(wanted))
+            store.register(records.fd, sock)
+            kept = KeptSockets(store, records, [])
+    return GatewayCore(ctx, sock, kept)
+
+
+def _store(ctx: Context) -> StoreLink | None:
+    """Returns the link to the launcher's store, if it has one."""
+    try:
+        return StoreLink(ctx.run_dir)
+    except OSError:
+        return None
+
+
+def _records(wanted: GatewayConfig) -> int:
+    """Returns how many connections are recorded: some more than may be open, which are refused."""
+    return wanted.max_connections + 64
 
 
 def connections(wanted: int) -> int:

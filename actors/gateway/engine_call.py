@@ -50,13 +50,17 @@ from actorium.actors.gateway.resume.event_ids import (
     MAX_CHOICES,
     CutCounts,
     ResumableStream,
+    decode_position,
     parse_event_id,
 )
 from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.params import SamplingParams
+from actorium.actors.runtime.http.connection_records import ConnectionRecord
 from actorium.actors.runtime.inflight_journal import NAME
 
 _KEY = re.compile(rb"[\x21-\x7e]{1,255}")
+GATEWAY_GRACE = 30.0
+"""Seconds that a request waits for the gateway that follows one that has died."""
 _PREFIX = re.compile(r"^(chatcmpl-|cmpl-|resp_|msg_)")
 """The part before the id in the names of answers."""
 
@@ -65,15 +69,18 @@ class EngineCall:
     """The engine's side of one HTTP request. Without headers it is one of the gateway's own."""
 
     def __init__(self, engine: ServedEngine, headers: Mapping[bytes, bytes] | None = None,
-                 tenant: str = "", path: str = "", admin: bool = False) -> None:
-        """admin: with the administrator's key. Raises `HttpError` 400 on an invalid header."""
+                 tenant: str = "", path: str = "", admin: bool = False,
+                 record: ConnectionRecord | None = None) -> None:
+        """admin: with the administrator's key; record: of its connection, if that may outlive this
+        process. Raises `HttpError` 400 on an invalid header."""
         self.engine, self.tenant, self.admin = engine, tenant, admin
         self.began = monotonic()
         """CLOCK_MONOTONIC seconds."""
         self.created = int(time())
         """When its answer began, Unix time in seconds; of an answer that is sent again, as the
         engine has recorded it (`admitted`)."""
-        self._path = path
+        self._path, self._record = path, record
+        self._identity = None if record is None else record.identity()
         self._from_http = headers is not None
         found = headers or {}
         self.key = found.get(b"idempotency-key", b"").strip()
@@ -81,11 +88,18 @@ class EngineCall:
             raise bad_field("Idempotency-Key", "1 to 255 printable ASCII characters without spaces")
         last = found.get(b"last-event-id", b"").strip()
         self.position = parse_event_id(last.decode("latin-1")) if last else None
+        """Where the stream continues, in this call and in any that continues this one."""
         self.resumable = bool(self.key) or self.position is not None
         """Each event of the stream has an id, so that another call can resume after it. The body
         may ask for that as well (`stream_options.resumable`). Other streams have no ids: many
         clients split a stream at its blank lines and take all that follows `data: `."""
+        self.continued = record is not None and bool(record.begun)
+        """A gateway that has died has sent the answer's beginning."""
         self.resume_id = self._resume_id()
+        if record is not None and record.begun:
+            self.position = decode_position(record.begun)
+        if self._identity is not None:
+            self.created = self._identity.created
         self.answer_id = self.resume_id
         self.fields: dict[str, str] = {}
         """The body's names of the engine's fields, where they differ, for errors."""
@@ -102,7 +116,8 @@ class EngineCall:
         self._resumed: ResumableStream | None = None
 
     def _resume_id(self) -> str:
-        resume_id = "s" + os.urandom(16).hex()
+        token = os.urandom(16) if self._identity is None else self._identity.token
+        resume_id = "s" + token.hex()
         if self.key:
             digest = hashlib.sha256(self.tenant.encode() + b"\0" + self.key).hexdigest()
             resume_id = "k" + digest[:32]
@@ -153,19 +168,21 @@ class EngineCall:
         through, from the caller's last event on. Requests are sent when deltas are first awaited;
         `aclose` ends them, unless they may outlive their connection. Raises `HttpError` 400."""
         each = (requests[0].params or SamplingParams()).n
+        shows_ids = self.resumable
         sources = self._sources(requests)
         source = sources[0] if len(sources) == 1 else MergedStream(sources, each)
         choices = each * len(sources)
-        if not self._from_http or not self.resumable:
+        if shows_ids and choices > MAX_CHOICES and not self.continued:
+            if self.position is not None or not self.key:
+                field = "stream_options.resumable" if self.position is None else "Last-Event-ID"
+                raise HttpError(
+                    400, f"{field}: only streams of at most {MAX_CHOICES} choices go on",
+                    field.partition(".")[0])
+            shows_ids = False  # it is shared, or resent from its start
+        if not self._from_http or not (shows_ids or self._record is not None):
             return source
-        if choices > MAX_CHOICES:
-            if self.position is None and self.key:
-                return source  # it is shared, or resent from its start
-            field = "stream_options.resumable" if self.position is None else "Last-Event-ID"
-            raise HttpError(400, f"{field}: only streams of at most {MAX_CHOICES} choices go on",
-                            field.partition(".")[0])
         self._resumed = ResumableStream(source, f"{self.resume_id}.{self._digest}", self.position,
-                                        self.cut_counts)
+                                        self.cut_counts, shows_ids)
         return self._resumed
 
     def admitted(self, stream: Deltas) -> None:
@@ -176,6 +193,11 @@ class EngineCall:
         """Adds ids to events where the stream can be resumed, and leaves out events that the caller
         has had."""
         return events if self._resumed is None else self._resumed.label(events)
+
+    def record_position(self) -> None:
+        """Records where the stream is behind the events that are sent next."""
+        if self._record is not None and self._resumed is not None:
+            self._record.position = self._resumed.encoded_position()
 
     async def complete(self, requests: Sequence[Request]) -> list[list[Completion]]:
         """Returns the choices of each request, in order. The first error ends all of them and is
@@ -203,17 +225,12 @@ class EngineCall:
 
     def _source(self, request: Request, number: int) -> Deltas:
         """Returns the deltas of one of the requests, from the first."""
-        if not self._from_http or not self.resumable:
+        if not self.key:
             return self._open(self._with_rid(request, number))
         resume_id, rid = self._ids(number)
-        grace, engine = self.engine.settings.resume_grace, self.engine
-        again = bool(self.key) or self.position is not None
-        resumable = msgspec.structs.replace(request, resumable=Resumable(
-            rid=rid, seconds=grace, adopt=again, must_exist=self.position is not None,
-            created=self.created))
-        if not self.key:
-            return self._open(resumable)
-        return engine.shared_streams.join(resume_id, rid, lambda: self._open(resumable), grace)
+        resumable = self._resumable(request, rid)
+        return self.engine.shared_streams.join(resume_id, rid, lambda: self._open(resumable),
+                                               self.engine.settings.resume_grace)
 
     def _open(self, request: Request) -> AsyncDeltaStream:
         stream = AsyncDeltaStream(self.engine.client, request)
@@ -222,12 +239,19 @@ class EngineCall:
         return stream
 
     def _with_rid(self, request: Request, number: int) -> Request:
-        """Returns one of the requests with its rid, by which it can be aborted. It ends with its
-        connection."""
-        if not self._from_http:
-            return request
-        resumable = Resumable(rid=self._ids(number)[1], seconds=0.0, adopt=False)
-        return msgspec.structs.replace(request, resumable=resumable)
+        """Returns one of the requests with its rid, by which it can be aborted, and adopted."""
+        return self._resumable(request, self._ids(number)[1]) if self._from_http else request
+
+    def _resumable(self, request: Request, rid: str) -> Request:
+        """Returns a request that outlives this gateway, if somebody may continue it."""
+        grace = self.engine.settings.resume_grace if self.resumable else 0.0
+        if self._record is not None:
+            grace = max(grace, GATEWAY_GRACE)
+        again = bool(self.key) or self.position is not None \
+            or (self._identity is not None and self._identity.again)
+        return msgspec.structs.replace(request, resumable=Resumable(
+            rid=rid, seconds=grace, adopt=again, must_exist=self.position is not None,
+            created=self.created))
 
     def _ids(self, number: int) -> tuple[str, str]:
         """Returns (resume id, rid) of one of the requests. Raises `Aborted`."""

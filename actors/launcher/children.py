@@ -169,6 +169,10 @@ class ChildProcesses:
         """The running actor of this role, if it has this pid."""
         return next((a for a in self.running.values() if (a.role, a.pid) == (role, pid)), None)
 
+    def role_of(self, pid: int) -> str | None:
+        """The role of the running actor with this pid."""
+        return next((actor.role for actor in self.running.values() if actor.pid == pid), None)
+
     def is_running(self, actor: ChildProcess) -> bool:
         """Whether it has not been reaped."""
         return self.running.get(actor.pidfd) is actor
@@ -266,7 +270,9 @@ class ForkedStarts:
     def answers(self) -> bool:
         """Whether its imports are done. One that has ended is replaced."""
         assert self._control is not None
-        if not self._ready and select.select([self._control], [], [], 0)[0]:
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        if not self._ready and poll.poll(0):
             try:
                 self._ready = self._control.recv(len(READY)) == READY
             except OSError:

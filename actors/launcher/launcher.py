@@ -48,6 +48,7 @@ from actorium.actors.messages import (
     Up,
 )
 from actorium.actors.runtime.console import print_notice
+from actorium.actors.runtime.http.connection_store import ConnectionStore
 from actorium.actors.runtime.process import (
     DRAIN_SIGNAL,
     EXIT_BAD_CONFIG,
@@ -61,6 +62,7 @@ from actorium.actors.runtime.roles import (
     LAUNCHER,
     WATCHDOG,
     drains_at_once,
+    is_gateway,
     mates,
     refuses_work,
     roles_of,
@@ -99,6 +101,8 @@ class Launcher:
         """The last of each role."""
         self._inbox: Inbox | None = None
         self._watchdog: WatchdogLink | None = None
+        self._connections: ConnectionStore | None = None
+        """Of the gateways' callers."""
         self._replicas: LocalReplicas | None = None
         """None = it is no cluster's."""
         self._up = False
@@ -155,6 +159,8 @@ class Launcher:
         path = self._run_dir.path
         write_private(path / "config.json", configs.dump(self.config))
         self._actors = ChildProcesses(path, self.roles, self._poll, self._forks)
+        if self.config.recovery.restart and any(map(is_gateway, self.roles)):
+            self._connections = ConnectionStore(path, self._poll, self._actors.role_of)
         for role in self.roles:
             self._actors.spawn(role)
         write_private(path / "engine.json", msgspec.json.encode({
@@ -206,6 +212,8 @@ class Launcher:
             self._read_inbox()
             for fd, _ in events:
                 self._stops.on_readable(fd)
+                if self._connections is not None:
+                    self._connections.on_readable(fd)
                 if fd in self._actors.running:
                     self._on_exit(fd)
             self._on_timer(time.monotonic())
@@ -328,6 +336,8 @@ class Launcher:
         elif self._stops.count == 1 and not self._drain_timed_out:
             self._losses.on_final_death(actor.role, f"{death} while the engine drained",
                                         exited.status)
+        if self._connections is not None and not self._restarts(actor.role):
+            self._connections.drop(actor.role)
         if self._watchdog is not None:
             self._watchdog.send(exited)
 
@@ -410,7 +420,7 @@ class Launcher:
 
     def _clean_up(self) -> None:
         self._actors.close()
-        for box in (self._inbox, self._watchdog, self._replicas):
+        for box in (self._inbox, self._watchdog, self._replicas, self._connections):
             if box is not None:
                 box.close()
         if self._context is not None:

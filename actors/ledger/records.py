@@ -6,6 +6,7 @@ good as once. Requests are identified by (client, rid), tokens by their number.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -19,11 +20,12 @@ from actorium.actors.messages import (
     RowLogprobs,
     SequenceEvent,
     Sid,
+    StepNo,
     Submit,
     TokenBatch,
 )
 
-META, ADMISSION, BATCH, OUTPUT = 1, 2, 3, 4
+META, ADMISSION, BATCH, OUTPUT, COUNTS = 1, 2, 3, 4, 5
 """Kinds of records."""
 
 
@@ -46,6 +48,46 @@ class AdmissionRecord(Struct, frozen=True, array_like=True):
     sid: Sid
 
 
+class SequenceMarks(Struct, frozen=True, array_like=True):
+    """What has been counted of a sequence that has not ended. Times: CLOCK_MONOTONIC seconds, 0 =
+    not yet."""
+
+    admitted: float = 0.0
+    """When it was first admitted to the batch."""
+    first: float = 0.0
+    """When its first token came, and its last one."""
+    last: float = 0.0
+    cached_tokens: Count | None = None
+    """Prompt tokens found in the prefix cache then; None = its prompt is not counted yet."""
+    preemptions: Count = 0
+
+
+    def shifted(self, by: float) -> SequenceMarks:
+        """Returns them with the times of a clock that is so many seconds ahead."""
+        times = {name: at + by for name in ("admitted", "first", "last")
+                 if (at := getattr(self, name))}
+        return msgspec.structs.replace(self, **times)
+
+
+NO_MARKS = SequenceMarks()
+
+
+class CountsRecord(Struct, frozen=True, array_like=True):
+    """What a wake of the scheduler has counted, with the records that it is about: so that a
+    scheduler that is started again counts everything once."""
+
+    number: StepNo
+    """Counts these records up."""
+    counts: dict[str, float]
+    """By name of the gauge: what is added to it."""
+    at: float = 0.0
+    """When; CLOCK_MONOTONIC seconds."""
+    marks: dict[Sid, SequenceMarks] = {}
+    """Of the sequences that something new was counted of, `last` excepted."""
+    whole: bool = False
+    """`counts` are all there are, since the ledger was begun."""
+
+
 class OutputRecord(Struct, frozen=True, array_like=True):
     """Everything that a sequence has emitted, in one record: compaction replaces its batches by it.
     """
@@ -59,6 +101,7 @@ class OutputRecord(Struct, frozen=True, array_like=True):
     finish: SequenceEvent | None = None
     drafted: Count = 0
     accepted: Count = 0
+    marks: SequenceMarks = NO_MARKS
 
 
 class RequestRecord(Struct, frozen=True, array_like=True, gc=False):
@@ -83,6 +126,7 @@ class SequenceOutput(Struct):
     drafted: int = 0
     """Drafts verified for it, and those accepted."""
     accepted: int = 0
+    marks: SequenceMarks = NO_MARKS
     incomplete: bool = False
     """Some of it may be missing: it goes on after what is known, whether or not it had ended."""
 
@@ -113,7 +157,20 @@ class LedgerHistory:
         """Boots of all segments read."""
         self.unreadable = 0
         """Records that are whole but mean nothing to this version."""
+        self.counts: dict[str, float] = {}
+        """All that was counted, as of the record `counted`."""
+        self.counted = 0
+        self._uncounted: Counter[str] = Counter()
+        """Of the records since then: a write that was cut short may lack the counts at its end."""
         self._outputs: dict[int, SequenceOutput] = {}
+        self._grown: set[int] = set()
+        """Sequences with tokens since the last counts."""
+
+    @property
+    def all_counts(self) -> dict[str, float]:
+        """`counts`, and what the records behind them say by themselves."""
+        return self.counts | {name: self.counts.get(name, 0.0) + count
+                              for name, count in self._uncounted.items()}
 
     def read(self, records: Iterable[LedgerRecord]) -> LedgerHistory:
         """Apply records in order; returns self."""
@@ -136,7 +193,8 @@ class LedgerHistory:
     def _apply(self, kind: int, payload: bytes) -> None:
         self.apply(_DECODE[kind](payload))
 
-    def apply(self, message: LedgerMeta | AdmissionRecord | OutputRecord | TokenBatch) -> None:
+    def apply(self, message: LedgerMeta | AdmissionRecord | OutputRecord | TokenBatch
+              | CountsRecord) -> None:
         """Apply a record's message."""
         if isinstance(message, LedgerMeta):
             self.meta = message
@@ -146,6 +204,8 @@ class LedgerHistory:
             self._on_admission(message)
         elif isinstance(message, OutputRecord):
             self._on_output(message)
+        elif isinstance(message, CountsRecord):
+            self._on_counts(message)
         else:
             self._on_batch(message)
 
@@ -168,6 +228,8 @@ class LedgerHistory:
                        for i in range(submit.n)]
             self.entries[key] = LedgerEntry(submit, choices, self.meta.model if self.meta else "")
             self._outputs.update((output.sid, output) for output in choices)
+            if self.meta is None or message.sid >= self.meta.next_sid:  # else it was written anew
+                self._uncounted["started_sequences"] += submit.n
 
     def _adopted(self, message: AdmissionRecord) -> LedgerEntry | None:
         """The entry of these very sequences, which another client had before. Of two requests with
@@ -196,8 +258,26 @@ class LedgerHistory:
         output.prompt_logprobs = list(message.prompt_logprobs)
         output.cached_tokens = message.cached_tokens
         output.drafted, output.accepted = message.drafted, message.accepted
+        output.marks = message.marks
         output.incomplete = False
         output.finish = message.finish or output.finish
+
+    def _on_counts(self, record: CountsRecord) -> None:
+        grown, self._grown = self._grown, set()
+        self._uncounted.clear()
+        if record.number <= self.counted:  # read before, or part of what was written as a whole
+            return
+        self.counted = record.number
+        if record.whole:
+            self.counts = dict(record.counts)
+            return
+        for name, count in record.counts.items():
+            self.counts[name] = self.counts.get(name, 0.0) + count
+        for sid in grown | record.marks.keys():
+            if (output := self._outputs.get(sid)) is not None:
+                marks = record.marks.get(sid, output.marks)
+                last = record.at if sid in grown else output.marks.last
+                output.marks = msgspec.structs.replace(marks, last=last)
 
     def _on_batch(self, batch: TokenBatch) -> None:
         wide = len(batch.sids) == 8 * len(batch.counts)  # 4 bytes each in a ledger of version 1
@@ -214,7 +294,9 @@ class LedgerHistory:
             output.incomplete = known < 0 or (output.incomplete and known >= count)
             if 0 <= known < count:
                 output.tokens += mine[4 * known:]
+                self._uncounted["tokens"] += count - known
                 fresh[sid] = known
+                self._grown.add(sid)
                 if batch.drafts and row >= batch.firsts:
                     output.drafted += batch.drafts
                     output.accepted += count - 1
@@ -236,11 +318,13 @@ class LedgerHistory:
                 output.prompt_logprobs.append(event.prompt_logprobs)
         if event.finish_reason is not None and not output.incomplete:
             output.finish = msgspec.structs.replace(event, logprobs=None, prompt_logprobs=None)
+            self._uncounted[f"finished_{event.finish_reason}"] += 1
 
     def forget(self, key: tuple[bytes, str]) -> None:
         """Drop a request that nobody will ask for again."""
         for output in self.entries.pop(key).choices:
             del self._outputs[output.sid]
+            self._grown.discard(output.sid)
 
 
 def _same(first: Submit, second: Submit) -> bool:
@@ -263,7 +347,7 @@ def request_record(entry: LedgerEntry) -> RequestRecord:
     """All that is known of a request; see `LedgerHistory.restore`."""
     return RequestRecord(entry.submit, entry.choices[0].sid, [
         output_record(output) for output in entry.choices
-        if output.tokens or output.finish or output.prompt_logprobs])
+        if output.tokens or output.finish or output.prompt_logprobs or output.marks != NO_MARKS])
 
 
 def entry_records(entry: LedgerEntry) -> Iterator[LedgerRecord]:
@@ -277,7 +361,8 @@ def entry_records(entry: LedgerEntry) -> Iterator[LedgerRecord]:
 def output_record(output: SequenceOutput) -> OutputRecord:
     """All that is known of the sequence."""
     return OutputRecord(output.sid, bytes(output.tokens), output.cached_tokens, output.logprobs,
-                        output.prompt_logprobs, output.finish, output.drafted, output.accepted)
+                        output.prompt_logprobs, output.finish, output.drafted, output.accepted,
+                        output.marks)
 
 
 def make_record(kind: int, message: Any) -> LedgerRecord:
@@ -289,4 +374,4 @@ _encode = msgspec.msgpack.Encoder().encode
 _DECODE: dict[int, Any] = {
     kind: msgspec.msgpack.Decoder(type_).decode
     for kind, type_ in ((META, LedgerMeta), (ADMISSION, AdmissionRecord), (BATCH, TokenBatch),
-                        (OUTPUT, OutputRecord))}
+                        (OUTPUT, OutputRecord), (COUNTS, CountsRecord))}

@@ -20,10 +20,11 @@ from typing import NamedTuple
 
 from actorium.actors.runtime.security import private_paths as private
 
-MAGIC = b"actorium ledger\x02"
-OLDER = (1,)
+MAGIC = b"actorium ledger\x04"
+OLDER = (1, 2)
 """Versions that are read as well; what follows is written in segments of this one. Numbers of
-sequences had 32 bits in version 1 (`TokenBatch.sids`)."""
+sequences had 32 bits in version 1 (`TokenBatch.sids`), and version 2 had no counts. There was no 3,
+which one wrong bit makes of both."""
 HEAD = struct.Struct("<IIB")
 CRC_OF_KIND = [zlib.crc32(bytes((kind,))) for kind in range(256)]
 SUFFIX, FINISHED = ".seg", ".told"

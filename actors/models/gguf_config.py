@@ -10,9 +10,10 @@ import struct
 from collections import Counter
 
 from actorium.actors.errors import shown
-from actorium.actors.models.gguf_families import FUSED, GgufFamily, family
+from actorium.actors.models.gguf_families import GgufFamily, family
 from actorium.actors.models.gguf_file import GgufFile, read_tensor
 from actorium.actors.models.gguf_keys import COMMON, Config, read_keys
+from actorium.actors.models.gguf_names import FUSED
 from actorium.actors.models.gguf_tensors import checkpoint_tensors, kv_heads_of, layers_of
 from actorium.actors.models.gguf_tokenizer import end_ids
 
@@ -53,6 +54,9 @@ def gguf_config(file: GgufFile) -> Config:
         config["rope_scaling"] = scaling
     if own.more is not None:
         config |= own.more(file, at, config)
+    if own.drafts:
+        layer = f"blk.{config['num_hidden_layers']}.nextn.eh_proj.weight"
+        config["num_nextn_predict_layers"] = int(layer in file.tensors)
     if eos := end_ids(file):
         config["eos_token_id"] = eos
     return config

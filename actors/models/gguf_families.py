@@ -9,64 +9,23 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from actorium.actors.errors import shown
+from actorium.actors.models import gguf_fields as fields
+from actorium.actors.models import gguf_keys as keys
+from actorium.actors.models import gguf_names as names
 from actorium.actors.models.gguf_file import GgufFile
-from actorium.actors.models.gguf_keys import (
-    CAPS,
-    DEEPSEEK_KEYS,
-    DELTA_EXPERTS,
-    DELTA_KEYS,
-    ERNIE_KEYS,
-    GPT_OSS_KEYS,
-    GRANITE_KEYS,
-    GROUPED_KEYS,
-    HUNYUAN_KEYS,
-    HYBRID_KEYS,
-    LFM_KEYS,
-    LOCAL_EXPERTS,
-    LOGIT_SCALE,
-    QWEN_EXPERTS,
-    RMS,
-    Config,
-    Key,
-    cohere2_fields,
-    cohere_fields,
-    deepseek_fields,
-    dots1_fields,
-    ernie_fields,
-    exaone4_fields,
-    gemma_fields,
-    glm4moe_fields,
-    glm_fields,
-    gpt_oss_fields,
-    granite_fields,
-    granite_hybrid_fields,
-    granite_moe_fields,
-    hunyuan_moe_fields,
-    layer_norm_epsilon,
-    lfm2_fields,
-    minimax_fields,
-    mistral3_fields,
-    olmo_fields,
-    olmoe_fields,
-    phi3_fields,
-    qwen2moe_fields,
-    qwen3moe_fields,
-    qwen3next_fields,
-    qwen35_fields,
-    seed_oss_fields,
-    starcoder2_fields,
+from actorium.actors.models.gguf_keys import RMS, Config, Key, layer_norm_epsilon
+from actorium.actors.models.gguf_names import (
+    ATTENTION,
+    EXPERTS,
+    JOINED,
+    LATENT,
+    LAYER,
+    OUTER,
+    SPARSE,
+    Name,
+    experts_at,
 )
 
-ALL_ROWS, BEHIND_KEYS, ONE_EACH, COLUMNS = "all", "behind_keys", "one_each", "columns"
-"""Where value heads lie: in all rows; behind those of queries and keys; a row each."""
-LATENT, JOINED = "latent", "joined"
-"""Changes that make one tensor of two: what expands latents to keys and to values; gate and up."""
-SECOND = {"attn_k_b": "attn_v_b", "ffn_gate": "ffn_up", "ffn_gate_shexp": "ffn_up_shexp"}
-"""The first of these two, and the other."""
-OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-"""Modules outside of layers."""
-Name = str | tuple[str, ...]
-"""What a tensor is called in a checkpoint; or, one behind the other, its rows'."""
 More = Callable[[GgufFile, str, Config], Config]
 """(file, architecture, config so far) -> further fields."""
 
@@ -99,192 +58,176 @@ class GgufFamily(NamedTuple):
     tiled: dict[str, str] = {}
     """Tensors of a layer in which the value heads of a key head do not lie together: its first one
     lies behind the first one of the key head before; which rows they are, or COLUMNS."""
+    by_head: dict[str, str] = {}
+    """Tensors that have a row for each head, which are tensors of their own; "{}" is its number."""
+    numbers: dict[str, str] = {}
+    """Keys that have a number for each layer, which are tensors of layers."""
+    drafts: dict[str, str] = {}
+    """Modules of the layer that drafts, the first of several; {}: none is served."""
 
 
-NOT_WEIGHTS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-"""What the config is read from."""
-COMPUTED = ("attn_rot_embd", "attn_rot_embd.weight", "rope_freqs.weight")
-"""Of a layer: what a config says, too."""
-QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-"""In one tensor: rows of queries, keys and values."""
-ATTENTION: dict[str, Name] = {
-    "attn_q": QKV[0], "attn_k": QKV[1], "attn_v": QKV[2], "attn_qkv": QKV,
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
-}
-MLP: dict[str, Name] = {
-    "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
-GATE_UP: dict[str, Name] = {"ffn_up": ("mlp.gate_proj", "mlp.up_proj")}
-"""Of MLPs whose gate and up are one tensor."""
-BEFORE: dict[str, Name] = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-LAYER: dict[str, Name] = {**BEFORE, **ATTENTION, **MLP}
-AFTER_LAYER: dict[str, Name] = {
-    **ATTENTION, **MLP, "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm"}
-"""Norms of what attention and MLP give alone."""
-GEMMA_LAYER: dict[str, Name] = {
-    **AFTER_LAYER, "attn_norm": "input_layernorm", "ffn_norm": "pre_feedforward_layernorm"}
-GLM_LAYER: dict[str, Name] = {
-    **LAYER, **GATE_UP, "post_attention_norm": "post_self_attn_layernorm",
-    "post_ffw_norm": "post_mlp_layernorm"}
-QWEN_MOE_LAYER: dict[str, Name] = {**LAYER, "ffn_gate_inp": "mlp.gate"}
-SHARED = {"ffn_gate_shexp": "gate_proj", "ffn_up_shexp": "up_proj", "ffn_down_shexp": "down_proj"}
-QWEN2_MOE_LAYER: dict[str, Name] = {
-    **QWEN_MOE_LAYER, **{name: f"mlp.shared_expert.{own}" for name, own in SHARED.items()},
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate"}
-NEXT_LAYER: dict[str, Name] = {
-    **QWEN2_MOE_LAYER, "post_attention_norm": "post_attention_layernorm",
-    "attn_qkv": "linear_attn.in_proj_qkv", "attn_gate": "linear_attn.in_proj_z",
-    "ssm_in": "linear_attn.in_proj_qkvz", "ssm_ba": "linear_attn.in_proj_ba",
-    "ssm_conv1d": "linear_attn.conv1d", "ssm_norm": "linear_attn.norm",
-    "ssm_out": "linear_attn.out_proj", "ssm_dt.bias": "linear_attn.dt_bias",
-    "ssm_a": "linear_attn.A_log"}
-DELTA_LAYER: dict[str, Name] = {
-    **NEXT_LAYER, "ssm_beta": "linear_attn.in_proj_b", "ssm_alpha": "linear_attn.in_proj_a"}
-TILED = {"attn_qkv.weight": BEHIND_KEYS, "ssm_conv1d.weight": BEHIND_KEYS,
-         "attn_gate.weight": ALL_ROWS, "ssm_beta.weight": ONE_EACH, "ssm_alpha.weight": ONE_EACH,
-         "ssm_a": ONE_EACH, "ssm_dt.bias": ONE_EACH, "ssm_out.weight": COLUMNS}
-"""Tensors of Qwen3.5's recurrent layers."""
-HYBRID_LAYER: dict[str, Name] = {
-    **BEFORE, **ATTENTION, "ssm_in": "mamba.in_proj", "ssm_conv1d": "mamba.conv1d",
-    "ssm_norm": "mamba.norm", "ssm_out": "mamba.out_proj", "ssm_dt.bias": "mamba.dt_bias",
-    "ssm_a": "mamba.A_log", "ssm_d": "mamba.D", "ffn_gate_inp": "block_sparse_moe.router.layer",
-    **{f"ffn_{own}{end}": f"shared_mlp.{name}" for end in ("", "_shexp")
-       for own, name in (("gate", "input_linear"), ("up", "input_linear"),
-                         ("down", "output_linear"))}}
-FUSED = {"in_proj_ba": ("in_proj_b", "in_proj_a"), "in_proj_qkvz": ("in_proj_qkv", "in_proj_z")}
-"""Modules of checkpoints of Qwen3-Next that are loaded as two."""
-RECURRENT = {"ssm_a": "log_negated", "ssm_d": "flat", "ssm_norm.weight": "flat",
-             "ssm_conv1d.weight": "convolution"}
-"""Changes of recurrent layers' tensors."""
-DEEPSEEK_LAYER: dict[str, Name] = {
-    **BEFORE, **MLP, **{name: f"mlp.shared_experts.{own}" for name, own in SHARED.items()},
-    "attn_q": "self_attn.q_proj", "attn_q_a": "self_attn.q_a_proj",
-    "attn_q_a_norm": "self_attn.q_a_layernorm", "attn_q_b": "self_attn.q_b_proj",
-    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa", "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-    "attn_kv_b": "self_attn.kv_b_proj", "attn_k_b": "self_attn.kv_b_proj",
-    "attn_v_b": "self_attn.kv_b_proj", "attn_output": "self_attn.o_proj",
-    "ffn_gate_inp": "mlp.gate", "exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
-
-
-GROUPED_LAYER: dict[str, Name] = {
-    **QWEN_MOE_LAYER, **{name: f"mlp.shared_experts.{own}" for name, own in SHARED.items()},
-    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
-GLM4_MOE_LAYER: dict[str, Name] = {
-    **GROUPED_LAYER, "post_attention_norm": "post_attention_layernorm"}
-ERNIE_MOE_LAYER: dict[str, Name] = {
-    **GROUPED_LAYER, "exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"}
-HUNYUAN_LAYER: dict[str, Name] = {
-    **LAYER, "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
-HUNYUAN_MOE_LAYER: dict[str, Name] = {
-    **HUNYUAN_LAYER, **{name: f"mlp.shared_mlp.{own}" for name, own in SHARED.items()},
-    "ffn_gate_inp": "mlp.gate.wg"}
-LFM_LAYER: dict[str, Name] = {
-    **ATTENTION, "attn_norm": "operator_norm", "ffn_norm": "ffn_norm",
-    "ffn_gate": "feed_forward.w1", "ffn_up": "feed_forward.w3", "ffn_down": "feed_forward.w2",
-    **{f"shortconv.{own}": f"conv.{own}" for own in ("conv", "in_proj", "out_proj")}}
-
-
-def experts_at(at: str, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-               ) -> dict[str, Name]:
-    """Names of a mixture's tensors; at: what they begin with."""
-    gate, up, down = (f"{at}experts.{{}}.{name}" for name in names)
-    return {"ffn_gate_exps": gate, "ffn_up_exps": up, "ffn_down_exps": down,
-            "ffn_gate_up_exps": (gate, up)}
-
-
-EXPERTS = experts_at("mlp.")
-SPARSE = "block_sparse_moe."
-MIXTRAL_EXPERTS = experts_at(SPARSE, ("w1", "w3", "w2"))
-QWEN3MOE = GgufFamily("Qwen3MoeForCausalLM", QWEN_MOE_LAYER, QWEN_EXPERTS, EXPERTS,
-                      more=qwen3moe_fields)
+HYBRID_SHARED = {f"ffn_{own}.weight": JOINED for own in ("gate", "up", "gate_shexp", "up_shexp")}
+EXPANDED = {"attn_k_b.weight": LATENT, "attn_v_b.weight": LATENT}
+GATE_ROW = {"ffn_gate_inp_shexp.weight": "row"}
+LAYER_NORM = layer_norm_epsilon("layer_norm_eps")
+GPT_NORM = layer_norm_epsilon("layer_norm_epsilon")
+GPT_OUTER = {**OUTER, "position_embd": "model.embed_positions"}
+QWEN3MOE = GgufFamily("Qwen3MoeForCausalLM", names.QWEN_MOE_LAYER, keys.QWEN_EXPERTS, EXPERTS,
+                      more=fields.qwen3moe_fields)
+NEMOTRON_H = GgufFamily(
+    "NemotronHForCausalLM", names.NEMOTRON_H_LAYER, keys.NEMOTRON_H_KEYS, {}, names.RECURRENT,
+    fields.nemotron_h_fields, epsilon=GPT_NORM)
+STABLELM = GgufFamily(
+    "StableLmForCausalLM", LAYER, more=fields.stablelm_fields, partial=True,
+    epsilon=LAYER_NORM, by_head={f"attn_{own}_norm": f"self_attn.{own}_norm.norms.{{}}"
+                                 for own in "qk"})
+LLAMA = GgufFamily("LlamaForCausalLM", LAYER, permuted=True)
+UNPAIRED = LLAMA._replace(permuted=False)
 FAMILIES = {
-    "llama": GgufFamily("LlamaForCausalLM", LAYER, permuted=True),
-    "mistral3": GgufFamily("MistralForCausalLM", LAYER, more=mistral3_fields, permuted=True),
+    "llama": LLAMA, "internlm2": LLAMA, "xverse": LLAMA, "exaone": UNPAIRED,
+    "pangu-embedded": UNPAIRED, "baichuan": LLAMA._replace(more=fields.baichuan_fields),
+    "minicpm": GgufFamily("GraniteForCausalLM", LAYER, keys.GRANITE_KEYS,
+                          more=fields.minicpm_fields, permuted=True),
+    "qwen": GgufFamily("Qwen2ForCausalLM", LAYER, more=fields.qwen_fields),
+    "mistral3": GgufFamily("MistralForCausalLM", LAYER, more=fields.mistral3_fields,
+                           permuted=True),
+    "llama4": GgufFamily("Llama4ForCausalLM", names.LLAMA4_LAYER, keys.LLAMA4_KEYS,
+                         experts_at("feed_forward."), more=fields.llama4_fields),
     "qwen2": GgufFamily("Qwen2ForCausalLM", LAYER),
     "qwen3": GgufFamily("Qwen3ForCausalLM", LAYER),
     "qwen2vl": GgufFamily("Qwen2ForCausalLM", LAYER),
     "qwen3vl": GgufFamily("Qwen3ForCausalLM", LAYER),
-    "qwen2moe": GgufFamily("Qwen2MoeForCausalLM", QWEN2_MOE_LAYER, QWEN_EXPERTS, EXPERTS,
-                           {"ffn_gate_inp_shexp.weight": "row"}, qwen2moe_fields),
+    "qwen2moe": GgufFamily("Qwen2MoeForCausalLM", names.QWEN2_MOE_LAYER, keys.QWEN_EXPERTS,
+                           EXPERTS, GATE_ROW, fields.qwen2moe_fields),
     "qwen3moe": QWEN3MOE, "qwen3vlmoe": QWEN3MOE,
-    "gemma2": GgufFamily("Gemma2ForCausalLM", GEMMA_LAYER, CAPS, more=gemma_fields,
-                         norm_plus_one=True),
-    "gemma3": GgufFamily("Gemma3ForCausalLM", GEMMA_LAYER, CAPS, more=gemma_fields,
-                         norm_plus_one=True),
-    "phi3": GgufFamily("Phi3ForCausalLM", {**LAYER, **GATE_UP}, more=phi3_fields, partial=True),
-    "olmo2": GgufFamily("Olmo2ForCausalLM", AFTER_LAYER, more=olmo_fields),
+    "gemma2": GgufFamily("Gemma2ForCausalLM", names.GEMMA_LAYER, keys.CAPS,
+                         more=fields.gemma_fields, norm_plus_one=True),
+    "gemma3": GgufFamily("Gemma3ForCausalLM", names.GEMMA_LAYER, keys.CAPS,
+                         more=fields.gemma_fields, norm_plus_one=True),
+    "phi3": GgufFamily("Phi3ForCausalLM", {**LAYER, **names.GATE_UP}, more=fields.phi3_fields,
+                       partial=True),
+    "olmo": GgufFamily("OlmoForCausalLM", LAYER, keys.CLIP, permuted=True, epsilon=LAYER_NORM),
+    "olmo2": GgufFamily("Olmo2ForCausalLM", names.AFTER_LAYER, more=fields.olmo2_fields),
     "smollm3": GgufFamily("SmolLM3ForCausalLM", LAYER, permuted=True),
-    "chatglm": GgufFamily("GlmForCausalLM", {**LAYER, **GATE_UP}, more=glm_fields, partial=True),
-    "glm4": GgufFamily("Glm4ForCausalLM", GLM_LAYER, more=glm_fields, partial=True),
-    "seed_oss": GgufFamily("SeedOssForCausalLM", {
-        **LAYER, "post_attention_norm": "post_attention_layernorm"}, more=seed_oss_fields),
-    "exaone4": GgufFamily("Exaone4ForCausalLM", AFTER_LAYER, more=exaone4_fields),
-    "granite": GgufFamily("GraniteForCausalLM", LAYER, GRANITE_KEYS, more=granite_fields,
-                          permuted=True),
+    "apertus": GgufFamily("ApertusForCausalLM", names.APERTUS_LAYER, more=fields.apertus_fields,
+                          numbers=names.XIELU),
+    "chatglm": GgufFamily("GlmForCausalLM", {**LAYER, **names.GATE_UP}, more=fields.glm_fields,
+                          partial=True),
+    "glm4": GgufFamily("Glm4ForCausalLM", names.GLM_LAYER, more=fields.glm_fields, partial=True),
+    "seed_oss": GgufFamily("SeedOssForCausalLM", names.SEED_LAYER, more=fields.seed_oss_fields),
+    "exaone4": GgufFamily("Exaone4ForCausalLM", names.AFTER_LAYER, more=fields.exaone4_fields),
+    "granite": GgufFamily("GraniteForCausalLM", LAYER, keys.GRANITE_KEYS,
+                          more=fields.granite_fields, permuted=True),
     "granitemoe": GgufFamily(
-        "GraniteMoeForCausalLM", {**HYBRID_LAYER, **ATTENTION},
-        (*GRANITE_KEYS, *LOCAL_EXPERTS), experts_at(SPARSE),
-        {f"ffn_{own}_shexp.weight": JOINED for own in ("gate", "up")}, granite_moe_fields,
+        "GraniteMoeForCausalLM", {**names.HYBRID_LAYER, **ATTENTION},
+        (*keys.GRANITE_KEYS, *keys.LOCAL_EXPERTS), experts_at(SPARSE),
+        {f"ffn_{own}_shexp.weight": JOINED for own in ("gate", "up")}, fields.granite_moe_fields,
         permuted=True),
     "granitehybrid": GgufFamily(
-        "GraniteMoeHybridForCausalLM", HYBRID_LAYER, HYBRID_KEYS, experts_at(SPARSE),
-        {**RECURRENT, **{f"ffn_{own}.weight": JOINED for own in (
-            "gate", "up", "gate_shexp", "up_shexp")}}, granite_hybrid_fields, permuted=True),
+        "GraniteMoeHybridForCausalLM", names.HYBRID_LAYER, keys.HYBRID_KEYS, experts_at(SPARSE),
+        {**names.RECURRENT, **HYBRID_SHARED}, fields.granite_hybrid_fields, permuted=True),
+    "falcon-h1": GgufFamily("FalconH1ForCausalLM", names.FALCON_H1_LAYER, keys.MAMBA2_KEYS, {},
+                            names.RECURRENT, fields.falcon_h1_fields),
+    "jamba": GgufFamily(
+        "JambaForCausalLM", names.JAMBA_LAYER, keys.JAMBA_KEYS, experts_at("feed_forward."),
+        names.SCAN, fields.jamba_fields),
+    "mamba": GgufFamily("MambaForCausalLM", names.MAMBA_LAYER, keys.MAMBA_KEYS, {}, names.SCAN,
+                        fields.mamba_fields),
+    "mamba2": GgufFamily("Mamba2ForCausalLM", names.MAMBA2_LAYER, keys.MAMBA_KEYS, {},
+                         names.RECURRENT, fields.mamba2_fields),
+    "nemotron_h": NEMOTRON_H,
+    "nemotron_h_moe": NEMOTRON_H._replace(
+        keys=(*keys.NEMOTRON_H_KEYS, *keys.GROUPED_KEYS), experts=experts_at("mixer."),
+        drafts=names.NEMOTRON_MTP),
     "qwen3next": GgufFamily(
-        "Qwen3NextForCausalLM", NEXT_LAYER, (*DELTA_KEYS, *DELTA_EXPERTS), EXPERTS,
-        {**RECURRENT, "ffn_gate_inp_shexp.weight": "row"}, qwen3next_fields, norm_plus_one=True,
-        partial=True),
+        "Qwen3NextForCausalLM", names.NEXT_LAYER, (*keys.DELTA_KEYS, *keys.DELTA_EXPERTS), EXPERTS,
+        {**names.RECURRENT, **GATE_ROW}, fields.qwen3next_fields, norm_plus_one=True,
+        partial=True, drafts=names.QWEN_MTP),
     "qwen35": GgufFamily(
-        "Qwen3_5ForCausalLM", DELTA_LAYER, DELTA_KEYS, {}, RECURRENT, qwen35_fields,
-        norm_plus_one=True, partial=True, tiled=TILED),
+        "Qwen3_5ForCausalLM", names.DELTA_LAYER, keys.DELTA_KEYS, {}, names.RECURRENT,
+        fields.qwen35_fields, norm_plus_one=True, partial=True, tiled=names.TILED,
+        drafts=names.QWEN_MTP),
     "qwen35moe": GgufFamily(
-        "Qwen3_5MoeForCausalLM", DELTA_LAYER, (*DELTA_KEYS, *DELTA_EXPERTS), EXPERTS,
-        {**RECURRENT, "ffn_gate_inp_shexp.weight": "row"}, qwen35_fields, norm_plus_one=True,
-        partial=True, tiled=TILED),
-    "olmoe": GgufFamily("OlmoeForCausalLM", QWEN_MOE_LAYER, QWEN_EXPERTS, EXPERTS,
-                        more=olmoe_fields),
-    "glm4moe": GgufFamily("Glm4MoeForCausalLM", GLM4_MOE_LAYER, GROUPED_KEYS, EXPERTS,
-                          more=glm4moe_fields, partial=True),
-    "dots1": GgufFamily("Dots1ForCausalLM", GROUPED_LAYER, GROUPED_KEYS, EXPERTS,
-                        more=dots1_fields),
+        "Qwen3_5MoeForCausalLM", names.DELTA_LAYER, (*keys.DELTA_KEYS, *keys.DELTA_EXPERTS),
+        EXPERTS, {**names.RECURRENT, **GATE_ROW}, fields.qwen35_fields, norm_plus_one=True,
+        partial=True, tiled=names.TILED,
+        drafts=names.QWEN_MTP),
+    "olmoe": GgufFamily("OlmoeForCausalLM", names.QWEN_MOE_LAYER, keys.QWEN_EXPERTS, EXPERTS,
+                        more=fields.olmoe_fields),
+    "glm4moe": GgufFamily("Glm4MoeForCausalLM", names.GLM4_MOE_LAYER, keys.GROUPED_KEYS, EXPERTS,
+                          more=fields.glm4moe_fields, partial=True, drafts=names.DEEPSEEK_MTP),
+    "dots1": GgufFamily("Dots1ForCausalLM", names.GROUPED_LAYER, keys.GROUPED_KEYS, EXPERTS,
+                        more=fields.dots1_fields),
     "minimax-m2": GgufFamily(
         "MiniMaxM2ForCausalLM", {**LAYER, "ffn_gate_inp": f"{SPARSE}gate", "exp_probs_b.bias":
                                  f"{SPARSE}e_score_correction_bias"},
-        LOCAL_EXPERTS, MIXTRAL_EXPERTS, more=minimax_fields, partial=True),
-    "ernie4_5": GgufFamily("Ernie4_5ForCausalLM", LAYER, more=ernie_fields),
-    "ernie4_5-moe": GgufFamily("Ernie4_5_MoeForCausalLM", ERNIE_MOE_LAYER, ERNIE_KEYS, EXPERTS,
-                               {"exp_probs_b.bias": "row"}, ernie_fields),
-    "hunyuan-dense": GgufFamily("HunYuanDenseV1ForCausalLM", HUNYUAN_LAYER),
-    "hunyuan-moe": GgufFamily("HunYuanMoEV1ForCausalLM", HUNYUAN_MOE_LAYER, HUNYUAN_KEYS, EXPERTS,
-                              more=hunyuan_moe_fields),
-    "lfm2": GgufFamily("Lfm2ForCausalLM", LFM_LAYER, LFM_KEYS, {},
-                       {"shortconv.conv.weight": "convolution"}, lfm2_fields,
-                       outer={**OUTER, "token_embd_norm": "model.norm"}),
+        keys.LOCAL_EXPERTS, names.MIXTRAL_EXPERTS, more=fields.minimax_fields, partial=True),
+    "ernie4_5": GgufFamily("Ernie4_5ForCausalLM", LAYER, more=fields.ernie_fields),
+    "ernie4_5-moe": GgufFamily("Ernie4_5_MoeForCausalLM", names.ERNIE_MOE_LAYER, keys.ERNIE_KEYS,
+                               EXPERTS, {"exp_probs_b.bias": "row"}, fields.ernie_fields),
+    "hunyuan-dense": GgufFamily("HunYuanDenseV1ForCausalLM", names.HUNYUAN_LAYER),
+    "hunyuan-moe": GgufFamily("HunYuanMoEV1ForCausalLM", names.HUNYUAN_MOE_LAYER,
+                              keys.HUNYUAN_KEYS, EXPERTS, more=fields.hunyuan_moe_fields),
+    "lfm2": GgufFamily("Lfm2ForCausalLM", names.LFM_LAYER, keys.LFM_KEYS, {},
+                       names.SHORT_CONVOLUTION, fields.lfm2_fields, outer=names.LFM_OUTER),
+    "lfm2moe": GgufFamily(
+        "Lfm2MoeForCausalLM", names.LFM_LAYER, keys.LFM_MOE_KEYS,
+        experts_at("feed_forward.", ("w1", "w3", "w2")), names.SHORT_CONVOLUTION,
+        fields.lfm2_moe_fields, outer=names.LFM_OUTER),
     "gpt-oss": GgufFamily(
-        "GptOssForCausalLM", {**LAYER, "post_attention_norm": "post_attention_layernorm",
-                              "ffn_gate_inp": "mlp.router", "attn_sinks.weight": "self_attn.sinks"},
-        GPT_OSS_KEYS, EXPERTS, more=gpt_oss_fields),
-    "command-r": GgufFamily("CohereForCausalLM", LAYER, LOGIT_SCALE, more=cohere_fields,
-                            epsilon=layer_norm_epsilon("layer_norm_eps")),
-    "cohere2": GgufFamily("Cohere2ForCausalLM", LAYER, LOGIT_SCALE, more=cohere2_fields,
-                          epsilon=layer_norm_epsilon("layer_norm_eps")),
-    "starcoder2": GgufFamily("Starcoder2ForCausalLM", LAYER, more=starcoder2_fields,
+        "GptOssForCausalLM", names.GPT_OSS_LAYER, keys.GPT_OSS_KEYS, EXPERTS,
+        more=fields.gpt_oss_fields),
+    "gpt2": GgufFamily("GPT2LMHeadModel", LAYER, more=fields.gpt2_fields, outer=GPT_OUTER,
+                       epsilon=GPT_NORM),
+    "gptneox": GgufFamily("GPTNeoXForCausalLM", LAYER, more=fields.gptneox_fields, partial=True,
+                          epsilon=LAYER_NORM),
+    "starcoder": GgufFamily("GPTBigCodeForCausalLM", LAYER, more=fields.starcoder_fields,
+                            outer=GPT_OUTER, epsilon=GPT_NORM),
+    "falcon": GgufFamily("FalconForCausalLM", LAYER, more=fields.falcon_fields, epsilon=GPT_NORM),
+    "phi2": GgufFamily("PhiForCausalLM", LAYER, partial=True, epsilon=LAYER_NORM),
+    "stablelm": STABLELM, "orion": STABLELM,
+    "command-r": GgufFamily("CohereForCausalLM", LAYER, keys.LOGIT_SCALE,
+                            more=fields.cohere_fields, epsilon=LAYER_NORM),
+    "cohere2": GgufFamily("Cohere2ForCausalLM", LAYER, keys.LOGIT_SCALE,
+                          more=fields.cohere2_fields, epsilon=LAYER_NORM),
+    "starcoder2": GgufFamily("Starcoder2ForCausalLM", LAYER, more=fields.starcoder2_fields,
                              epsilon=layer_norm_epsilon("norm_epsilon")),
+    "codeshell": GgufFamily("Starcoder2ForCausalLM", LAYER, more=fields.starcoder2_fields,
+                            epsilon=layer_norm_epsilon("norm_epsilon")),
     "nemotron": GgufFamily("NemotronForCausalLM", LAYER, norm_plus_one=True, partial=True,
                            epsilon=layer_norm_epsilon("norm_eps")),
+    "jais2": GgufFamily("Jais2ForCausalLM", LAYER, epsilon=LAYER_NORM),
     "arcee": GgufFamily("ArceeForCausalLM", LAYER, permuted=True),
-    "deepseek2": GgufFamily("DeepseekV3ForCausalLM", DEEPSEEK_LAYER, DEEPSEEK_KEYS, EXPERTS,
-                            {"attn_k_b.weight": LATENT, "attn_v_b.weight": LATENT}, deepseek_fields,
-                            latent=True),
+    "deepseek2": GgufFamily(
+        "DeepseekV3ForCausalLM", names.DEEPSEEK_LAYER, keys.DEEPSEEK_KEYS, EXPERTS, EXPANDED,
+        fields.deepseek_fields, latent=True, drafts=names.DEEPSEEK_MTP),
+    "mistral4": GgufFamily(
+        "Mistral4ForCausalLM", names.DEEPSEEK_LAYER, keys.DEEPSEEK_KEYS, EXPERTS, EXPANDED,
+        fields.mistral4_fields, latent=True),
+    "deepseek32": GgufFamily(
+        "DeepseekV32ForCausalLM", names.INDEXED_LAYER, keys.INDEXED_KEYS, EXPERTS, EXPANDED,
+        fields.deepseek_fields, latent=True, drafts=names.DEEPSEEK_MTP),
+    "glm-dsa": GgufFamily(
+        "GlmMoeDsaForCausalLM", names.INDEXED_LAYER, keys.INDEXED_KEYS, EXPERTS, EXPANDED,
+        fields.deepseek_fields, latent=True, drafts=names.DEEPSEEK_MTP),
+    "kimi-linear": GgufFamily(
+        "KimiLinearForCausalLM", names.KIMI_LAYER, keys.KIMI_KEYS,
+        experts_at("mlp.", ("w1", "w3", "w2")), {**EXPANDED, **names.KIMI_CHANGES},
+        fields.kimi_fields, latent=True),
 }
 """By `general.architecture`."""
-MIXTURES = {
-    "llama": GgufFamily(
-        "MixtralForCausalLM", {**LAYER, "ffn_gate_inp": f"{SPARSE}gate"}, LOCAL_EXPERTS,
-        MIXTRAL_EXPERTS, permuted=True),
+VARIANTS: dict[str, tuple[Callable[[GgufFile], object], GgufFamily]] = {
+    "llama": (lambda file: file.number("llama.expert_count", 0), GgufFamily(
+        "MixtralForCausalLM", {**LAYER, "ffn_gate_inp": f"{SPARSE}gate"}, keys.LOCAL_EXPERTS,
+        names.MIXTRAL_EXPERTS, permuted=True)),
+    "falcon": (lambda file: "blk.0.attn_norm_2.weight" in file.tensors, FAMILIES["falcon"]._replace(
+        layer={**LAYER, "attn_norm_2": "input_layernorm",
+               "attn_norm": "post_attention_layernorm"})),
+    "granitehybrid": (lambda file: "granitehybrid.embedding_scale" not in file, GgufFamily(
+        "BambaForCausalLM", names.BAMBA_LAYER, keys.MAMBA2_KEYS, {}, names.RECURRENT,
+        fields.bamba_fields, permuted=True, partial=True)),
 }
-"""Those that are another class where `expert_count` is not 0."""
+"""Other classes that have the same name, and which files are theirs."""
 
 
 def family(file: GgufFile) -> GgufFamily:
@@ -294,8 +237,8 @@ def family(file: GgufFile) -> GgufFamily:
         raise file.bad("general.architecture", f"{shown(name)} is not served; served are "
                        f"{', '.join(FAMILIES)}")
     own, count = FAMILIES[name], f"{name}.expert_count"
+    if name in VARIANTS and VARIANTS[name][0](file):
+        own = VARIANTS[name][1]
     if file.number(count, 0) and not own.experts:
-        if name not in MIXTURES:
-            raise file.bad(count, "mixtures of experts of this architecture are not served")
-        own = MIXTURES[name]
+        raise file.bad(count, "mixtures of experts of this architecture are not served")
     return own

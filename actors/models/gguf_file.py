@@ -36,7 +36,7 @@ MAX_SIZE = 2**31 - 1
 """Of a dimension."""
 PIECE = 1 << 20
 """Bytes of the header that are read at once."""
-STRING, ARRAY = 8, 9
+F32, STRING, ARRAY = 6, 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q",
            12: "d"}
 """Kinds of values as `struct` has them."""
@@ -156,13 +156,23 @@ class GgufFile:
         return data.tolist()
 
     def same(self, key: str, default: int | None = None) -> int:
-        """A number that may stand there once for each layer; then all must be equal."""
+        """A number that may stand there once for each layer; then all must be equal, but for layers
+        in which it is 0, as those are that have no such part."""
         if not self.is_array(key):
             return self.number(key, default)
-        found = self.numbers(key, MAX_ENTRIES)
-        if len(set(found)) != 1 or not isinstance(found[0], int) or not 0 <= found[0] <= MAX_SIZE:
+        found = set(self.numbers(key, MAX_ENTRIES))
+        count = next(iter(found - {0} or found), None)
+        if len(found - {0}) > 1 or not isinstance(count, int) or not 0 <= count <= MAX_SIZE:
             raise self.bad(key, "layers that differ in it are not served")
-        return found[0]
+        return count
+
+    def reals(self, key: str, count: int) -> list[GgufTensor]:
+        """An array of so many numbers in F32, each as a tensor of one number. Raises `BadModel`."""
+        own = self._array(key, count)
+        if own.kind != F32 or own.length != count:
+            raise self.bad(key, f"must be {count} numbers in F32")
+        return [GgufTensor(key, TYPES[0], (1,), self.path, own.start + 4 * i, 4)
+                for i in range(count)]
 
     def is_array(self, key: str) -> bool:
         """Whether there is an array."""

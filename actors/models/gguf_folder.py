@@ -27,7 +27,7 @@ from actorium.actors.runtime.security.private_paths import UnsafePath, check_dir
 
 LOG = logging.getLogger("actorium.model")
 SUFFIX = ".gguf"
-FORM = "5"
+FORM = "6"
 """Of what is made here: a change of it makes all directories anew."""
 SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
             "penalty_repeat": "repetition_penalty"}
@@ -90,6 +90,9 @@ def _files_of(file: GgufFile) -> dict[str, Any]:
         if mistyped := mistyped_tokens(file):
             LOG.warning("%s: %s: no control tokens by tokenizer.ggml.token_type; they are taken as "
                         "such", file.path, ", ".join(mistyped))
+        if file.text("tokenizer.ggml.model") == "gpt2" and "tokenizer.ggml.pre" not in file:
+            LOG.warning("%s: no tokenizer.ggml.pre: texts are cut as llama.cpp's default has it, "
+                        "which may not be the model's own way", file.path)
     if defaults:
         top_k = {"top_k": int(defaults["top_k"])} if "top_k" in defaults else {}
         found["generation_config.json"] = defaults | top_k

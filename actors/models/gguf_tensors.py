@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from actorium.actors.errors import shown
-from actorium.actors.models.gguf_families import (
+from actorium.actors.models.gguf_families import GgufFamily, family
+from actorium.actors.models.gguf_file import GgufFile, GgufTensor, read_tensor
+from actorium.actors.models.gguf_names import (
     BEHIND_KEYS,
     COLUMNS,
     COMPUTED,
@@ -21,11 +23,8 @@ from actorium.actors.models.gguf_families import (
     ONE_EACH,
     QKV,
     SECOND,
-    GgufFamily,
     Name,
-    family,
 )
-from actorium.actors.models.gguf_file import GgufFile, GgufTensor, read_tensor
 
 MAX_LAYERS = 4096
 MINUS_ONE = "minus_one"
@@ -69,6 +68,8 @@ class GgufPart(NamedTuple):
     """What is joined with it."""
     order: HeadOrder | None = None
     """None: value heads of a key head lie together."""
+    optional: bool = False
+    """A model may make nothing of it."""
 
     @property
     def kind(self) -> str:
@@ -90,7 +91,7 @@ class GgufPart(NamedTuple):
             return (shape[0] + self.other.shape[0], *shape[1:])
         if self.other is not None:  # [heads, rank, keys] and [heads, values, rank]
             return (shape[0] * (shape[2] + self.other.shape[1]), shape[1])
-        return {"row": (1, *shape), "convolution": (shape[0], 1, *shape[1:]),
+        return {"row": (1, math.prod(shape)), "convolution": (math.prod(shape[:-1]), 1, shape[-1]),
                 "flat": (math.prod(shape),), "log_negated": (math.prod(shape),)
                 }.get(self.change, shape)
 
@@ -117,13 +118,31 @@ class _Names(NamedTuple):
                 raise self._unknown(name)
             return
         i, inner = int(layer[1]), layer[2]
-        if i >= self.layers or inner in COMPUTED:  # layers that draft are not read
+        if i < self.layers:
+            yield from self._of_layer(f"model.layers.{i}.", name, inner, stored)
+        elif i == self.layers and self.family.drafts:
+            own, (module, _, kind) = self.family.drafts, inner.rpartition(".")
+            apart = "ffn" in own and inner.startswith(("ffn_", "exp_probs_b"))
+            parts = (self._named(f"{own[module].format(i)}.{kind}", inner, stored)
+                     if module and module in own else
+                     self._of_layer(own["ffn" * apart].format(i), name, inner, stored))
+            for part in parts:
+                yield part._replace(optional=True)
+
+    def _of_layer(self, prefix: str, name: str, inner: str,
+                  stored: GgufTensor) -> Iterator[GgufPart]:
+        """Those of a layer, whose names begin so."""
+        if inner in COMPUTED:
             return
-        prefix, (module, _, kind) = f"model.layers.{i}.", inner.rpartition(".")
+        module, _, kind = inner.rpartition(".")
         if inner in self.family.layer:
             yield from self._named(f"{prefix}{self.family.layer[inner]}", inner, stored)
         elif kind not in ("weight", "bias"):
             raise self._unknown(name)
+        elif module in self.family.by_head and len(stored.shape) == 2 and kind == "weight":
+            for head in range(stored.shape[0]):
+                each = _prefixed(prefix, self.family.by_head[module], kind, head)
+                yield from self._named(each, inner, stored, head)
         elif module in self.family.layer:
             own = _prefixed(prefix, self.family.layer[module], kind)
             yield from self._named(own, inner, stored)
@@ -145,7 +164,8 @@ class _Names(NamedTuple):
             change = MINUS_ONE
         if isinstance(names, str):
             part = GgufPart(names, stored, expert, None, self._paired(names, stored), change,
-                            order=self._order(inner, stored))
+                            order=self._order(inner, stored),
+                            optional=inner.startswith("indexer."))
             if change not in (LATENT, JOINED):
                 yield part
             elif inner.partition(".")[0] in SECOND:
@@ -231,6 +251,9 @@ def checkpoint_tensors(file: GgufFile) -> Iterator[GgufPart]:
     tensors = dict(_with_factors(file))
     names = _Names(file, tensors, at, own, layers_of(file, at), heads,
                    kv_heads_of(file, at, heads))
+    for key, name in own.numbers.items():
+        for i, number in enumerate(file.reals(key, names.layers)):
+            yield GgufPart(f"model.layers.{i}.{name}", number)
     for name, stored in tensors.items():
         yield from names.parts(name, stored)
 
@@ -255,14 +278,8 @@ def _with_factors(file: GgufFile) -> Iterator[tuple[str, GgufTensor]]:
 
 
 def kv_heads_of(file: GgufFile, at: str, heads: int) -> int:
-    """Of each layer with attention: those of recurrent ones are 0."""
-    key = f"{at}.attention.head_count_kv"
-    if at not in ("granitehybrid", "lfm2") or not file.is_array(key):
-        return file.same(key, heads)
-    counts = {count for count in file.numbers(key, MAX_LAYERS) if count}
-    if len(counts) != 1 or not isinstance(count := counts.pop(), int) or not 0 < count <= heads:
-        raise file.bad(key, "layers that differ in it are not served")
-    return count
+    """Of each layer with attention."""
+    return file.same(f"{at}.attention.head_count_kv", heads)
 
 
 def layers_of(file: GgufFile, at: str) -> int:

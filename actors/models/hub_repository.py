@@ -20,7 +20,13 @@ from actorium.actors.config.sources import suggestion
 from actorium.actors.errors import BadModel, shown
 from actorium.actors.models.gguf_file import gguf_files
 from actorium.actors.models.model_dir import read_json
-from actorium.actors.models.model_files import INDEX, MAX_INDEX, SINGLE, unindexed_files
+from actorium.actors.models.model_files import (
+    INDEX,
+    MAX_INDEX,
+    PICKLES,
+    SINGLE,
+    unindexed_files,
+)
 from actorium.actors.models.model_names import (
     MAIN,
     WHEEL_MODELS,
@@ -37,7 +43,6 @@ BESIDE = ("generation_config.json", "tokenizer.json", "tokenizer_config.json",
           "special_tokens_map.json", "chat_template.jinja", "chat_template.json",
           "hf_quant_config.json")
 """What an engine reads beside config.json and the weights."""
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _SAFE = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 

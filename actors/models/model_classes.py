@@ -102,6 +102,8 @@ MODEL_TYPES = {
     "gptj": ModelClass("GPTJForCausalLM", 2048),
     "gpt_bigcode": ModelClass("GPTBigCodeForCausalLM", 1024),
     "falcon": ModelClass("FalconForCausalLM", 2048),
+    "bloom": ModelClass("BloomForCausalLM", 2048),
+    "mpt": ModelClass("MptForCausalLM", 2048),
     "persimmon": ModelClass("PersimmonForCausalLM", 16_384),
     "jais2": ModelClass("Jais2ForCausalLM", 8192),
     "gemma4_text": ModelClass("Gemma4ForCausalLM", 131_072),
@@ -113,9 +115,6 @@ MODEL_TYPES = {
     "gpt_oss": ModelClass("GptOssForCausalLM", 131_072),
 }
 """By `model_type`."""
-INDEXED = {"DeepseekV32ForCausalLM": 2048, "GlmMoeDsaForCausalLM": 2048}
-"""Classes whose tokens attend to so many of those before them (`index_topk`, where a config does
-not tell), which an indexer chooses."""
 _POSITIONS = {own.name: own.positions for own in MODEL_TYPES.values()}
 
 
@@ -128,7 +127,8 @@ def architecture(config: dict[str, Any]) -> str:
     if known is None:
         return name
     family = known.name.partition("For")[0].removesuffix("LMHeadModel")
-    return known.name if name in ("", f"{family}Model", f"{family}TextModel") else name
+    plain = name in ("", f"{family}Model", f"{family}TextModel")
+    return known.name if plain or name.lower() == known.name.lower() else name
 
 
 def default_positions(config: dict[str, Any]) -> int:

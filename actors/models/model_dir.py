@@ -20,7 +20,6 @@ from actorium.actors.errors import BadConfig, BadModel, shown
 from actorium.actors.models.gguf_config import GGUF
 from actorium.actors.models.gguf_folder import SUFFIX, gguf_folder
 from actorium.actors.models.model_classes import (
-    INDEXED,
     MAX_INT32,
     POSITION_FIELDS,
     architecture,
@@ -282,28 +281,17 @@ def max_model_len(config: dict[str, Any], wanted: int | None = None) -> int:
                 and isinstance(original, int) and isinstance(factor, int | float)
                 and 0 < original <= MAX_INT32 and 0 < factor <= MAX_INT32):
             limit = max(limit, min(int(original * factor), MAX_INT32))
-    return within(min(limit, indexed_length(config) or limit), wanted, config)
+    return within(limit, wanted)
 
 
-def indexed_length(config: dict[str, Any]) -> int | None:
-    """Up to which length the tokens of a model with an indexer attend to all before them, which is
-    what is served of it; None where it has none. Raises `BadModel`."""
-    default = INDEXED.get(architecture(config))
-    if default is None:
-        return None
-    return _positive({"index_topk": default, **text_config(config)}, ("index_topk",))
-
-
-def within(limit: int, wanted: int | None, config: dict[str, Any]) -> int:
+def within(limit: int, wanted: int | None) -> int:
     """The longest sequence that is asked for; None = the model's own limit. Raises `BadConfig`
     where it is more than that."""
     if wanted is None:
         return limit
     if wanted > limit:
-        why = (f": index_topk, {limit}; beyond it tokens attend to those that an indexer chooses, "
-               "which is not served" if indexed_length(config) == limit else "")
-        raise BadConfig(f"max_model_len: {wanted} exceeds the model's own limit of {limit} tokens"
-                        f"{why}", "model.max_model_len")
+        raise BadConfig(f"max_model_len: {wanted} exceeds the model's own limit of {limit} tokens",
+                        "model.max_model_len")
     return wanted
 
 

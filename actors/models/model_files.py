@@ -23,6 +23,8 @@ MAX_INDEX = 64 << 20
 """Bytes of a safetensors index: DeepSeek-V3's has nine megabytes."""
 MAX_TOKENIZER = 256 << 20
 """Bytes of tokenizer.json: the largest published ones have some 35 megabytes."""
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+"""Ends of names of files that are never read."""
 SNAPSHOTS, REPOSITORY, BLOBS = "snapshots", "models--", "blobs"
 
 

@@ -69,6 +69,11 @@ def mates(role: str, roles: Iterable[str]) -> list[str]:
     return [other for other in roles if group_of(other) == group_of(role)]
 
 
+def is_gateway(role: str) -> bool:
+    """Whether the role serves HTTP."""
+    return role.split("-")[0] == "gateway"
+
+
 def refuses_work(role: str) -> bool:
     """Whether the role refuses new work while the others drain."""
     return role.split("-")[0] in REFUSING

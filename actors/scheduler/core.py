@@ -21,6 +21,7 @@ import msgspec
 
 from actorium.actors.core import Context, Core, Health, Send
 from actorium.actors.errors import Quarantined
+from actorium.actors.ledger.records import COUNTS, make_record
 from actorium.actors.messages import (
     AbortRequest,
     Flush,
@@ -94,8 +95,10 @@ class SchedulerCore(Core):
         self._missed = 0
         """How often messages to the detokenizer were dropped because it did not read."""
         self._health_detail = ""
-        self._totals = {"tokens": 0, "busy_us": 0, "idle_us": 0, "late_us": 0}
+        self._totals = {"busy_us": 0, "idle_us": 0, "late_us": 0}
         if prior is not None:
+            self.requests.metrics.tally.restore(prior.history.all_counts,
+                                                prior.history.counted)
             self._restore(restore_requests(prior, self._config.request_timeout),
                           prior.history.next_sid, prior.now)
 
@@ -233,7 +236,7 @@ class SchedulerCore(Core):
         if result.busy_us:
             rate = record.computed * 1e6 / result.busy_us
             self.requests.best_rate = max(self.requests.best_rate, rate)
-        self.requests.metrics.result(record, result, now)
+        self.requests.metrics.result(record, result, self.state, now)
         if self.state.tier is not None:
             self.state.tier.copied(result.step, 0, result.lost)
         for failed, why in apply_media(self.state, record, result):
@@ -241,7 +244,8 @@ class SchedulerCore(Core):
         outcome = apply_result(self.state, record, result)
         self.masks.on_result(self.state, record, result)
         self._planner.on_result(record, outcome.verified, result)
-        self._totals["tokens"] += outcome.tokens
+        if outcome.tokens:
+            self.requests.metrics.tally.add("tokens", outcome.tokens)
         self._totals["busy_us"] += result.busy_us
         self._totals["idle_us"] += result.idle_us
         self._totals["late_us"] += result.late_us
@@ -262,8 +266,9 @@ class SchedulerCore(Core):
     def _restore(self, requests: Iterator[RequestState], next_sid: int, now: float) -> None:
         """Goes on from an earlier life of the scheduler: its unfinished requests wait, with all
         the tokens that they have emitted; the finished ones are retained."""
-        self.next_sid = next_sid
-        live = self.requests.adopt(requests, now)
+        self.next_sid, several = next_sid, [*requests]
+        self.requests.metrics.open_sequences = sum(len(request.live) for request in several)
+        live = self.requests.adopt(several, now)
         self.outgoing.resend_all(self.state, now)
         if live:
             tokens = sum(len(sequence.emitted) for sequence in self.state.sequences.values())
@@ -272,23 +277,27 @@ class SchedulerCore(Core):
         self._restored = bool(live)
 
     def live_records(self) -> Iterator[list[Any]]:
-        """Returns the ledger's records of every request that must not be forgotten, one request
-        after the other, each as it is when it is asked for."""
-        return self.requests.history.all_records(self.state)
+        """Returns the ledger's records of all that was counted, and of every request that must not
+        be forgotten, one request after the other, each as it is when it is asked for."""
+        yield [make_record(COUNTS, self.requests.metrics.snapshot(self.state))]
+        yield from self.requests.history.all_records(self.state)
 
     def on_ledger_full(self, why: str, now: float) -> None:
         """Stops planning while the ledger takes no more records: requests wait, nothing is planned,
         and nothing sent to clients but rejections."""
         self.outgoing.blocked = self._health_detail = why
+        self.requests.metrics.tally.held = True
 
     def on_ledger_lost(self, why: str, now: float) -> None:
         """Goes on without the ledger, which will not come back soon."""
         self.outgoing.blocked, self._not_durable = "", True
+        self.requests.metrics.tally.held = False
         self._health_detail = f"not durable: {why}"
 
     def on_ledger_ok(self, now: float) -> None:
         """Goes on as usual: the ledger takes records again."""
         self.outgoing.blocked, self._not_durable = "", False
+        self.requests.metrics.tally.held = False
         self._health_detail = "the ledger takes records again"
 
     def on_peer_stuck(self, role: str, now: float) -> bool:
@@ -323,14 +332,13 @@ class SchedulerCore(Core):
         return self.requests.draining and not busy
 
     def health(self) -> Health:
-        """Reports phase, step and gauges; tokens and microseconds are sums since the start."""
+        """Reports phase, step and gauges; microseconds are sums since the start."""
         state, phase, requests = self.state, self._phase(), self.requests
         gauges = {"running": state.table.num_running, "waiting": len(state.queue),
                   "waiting_requests": state.queue.requests, "steps": state.step,
                   "worker_restarts": self._worker_restarts, "missed": self._missed,
                   "ledger_full": bool(self.outgoing.blocked),
                   "ledger_not_durable": self._not_durable, **self._totals,
-                  "prompt_tokens": requests.prompt_tokens,
                   **self._trials.gauges(state), **requests.history.gauges(),
                   **self.masks.gauges(), **self._planner.gauges(),
                   **requests.metrics.gauges(state, phase != "stepping", self.ledger)}

@@ -50,8 +50,8 @@ class RequestLifecycle:
         config = context.config
         self._epoch = context.epoch
         self.guard = RequestFaults(journal)
-        self.history = RecoveryLog(config.recovery, self.guard.journal)
         self.metrics = RequestMetrics(config.scheduler.max_num_seqs + 1)
+        self.history = RecoveryLog(config.recovery, self.guard.journal, self.metrics.marks_of)
         self.media = new_media_holds(context)
         self.masks = StructuredOutputManager(load)
         self.state = SchedulerState(config.scheduler, config.memory, self.guard, self._ended)
@@ -63,8 +63,6 @@ class RequestLifecycle:
         self.draining = False
         self.best_rate = 0.0
         """Most tokens a second that a step has computed."""
-        self.prompt_tokens = 0
-        """Of all requests accepted since the start."""
 
     # --- requests come ---------------------------------------------------------------------------
 
@@ -88,13 +86,13 @@ class RequestLifecycle:
             self.refuse(request.key, rejection)
             return
         self.next_sid += submit.n
+        self.metrics.started(submit.n, len(request.prompt))
         opens = [open_message(choice, self._epoch) for choice in request.choices]
         self._add(request)
         self.history.admitted(request)
         self.outgoing.to_detokenizer(opens)
         if self.worker is not None:
             self._cap(request, self.worker)
-        self.prompt_tokens += len(request.prompt)
 
     def _check(self, request: RequestState, now: float) -> Rejection | None:
         """Returns why a new request is refused; None if it is accepted."""
@@ -232,14 +230,16 @@ class RequestLifecycle:
         self.outgoing.report_batch(batch)
 
     def report_ends(self, now: float) -> None:
-        """Has the ends reported that no step has caused, and remembers the requests that are over.
-        """
+        """Has the ends reported that no step has caused, remembers the requests that are over, and
+        has the counts of this wake written down."""
         if events := self.outgoing.events:
             self.report(self._event_batch(events), now)
             self.outgoing.events = []
         if self.state.finished_requests:
             self.guard.finished(self.state.finished_requests)
             self.history.finished(self.state.finished_requests, now)
+        if not self.outgoing.blocked:
+            self.history.counted(self.metrics.commit(self.state, now))
 
     def _event_batch(self, events: list[SequenceEvent]) -> TokenBatch:
         """Returns a batch of events without tokens."""

@@ -3,29 +3,98 @@
 Counted as results come in, into the fixed buckets of `actors/runtime/beat_gauges.py`, without a
 Python object per sequence in a steady step: all its rows had their last token in the same step
 before, so they share one gap. Where rows differ, gaps are a column of numpy.
+
+What a wake has counted goes to the ledger with the records that it is about (`CountsRecord`), and
+only then into the heartbeats. So the next scheduler goes on from the numbers that were reported,
+and counts nothing twice.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from actorium.actors.ledger.ledger import Ledger
+from actorium.actors.ledger.records import CountsRecord, SequenceMarks
 from actorium.actors.messages import SequenceEvent, StepResult
-from actorium.actors.runtime.beat_gauges import BOUNDS, HTTP_REQUESTS, Histogram
+from actorium.actors.runtime.beat_gauges import BOUNDS, MARK, PREEMPTION_CAUSES, SUM
 from actorium.actors.scheduler.request_state import PlanRecord, RequestState, SequenceState
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 
 _BOUNDS = {name: np.array(bounds) for name, bounds in BOUNDS.items()}
+_BUCKETS = {name: [f"{name}{MARK}{i}" for i in range(len(bounds) + 1)]
+            for name, bounds in BOUNDS.items()}
+_SUMS = {name: f"{name}{MARK}{SUM}" for name in BOUNDS}
 REFRESH = 16
-"""While steps go on, the gauges are made anew each time so many have been asked for."""
+"""While steps go on, the ledger's files are looked at each time so many gauges were asked for."""
 LEAST_SHARE = 10
 """A prompt takes at least the part 1 / `LEAST_SHARE` of a step, however short the step before was.
 """
+
+
+class Tally:
+    """Counts by name of the gauge, and histograms as `beat_gauges.Histogram` sends them."""
+
+    def __init__(self) -> None:
+        self.totals: dict[str, float] = dict.fromkeys((
+            "started_sequences", "tokens", "prompt_tokens", "cache_lookup_tokens",
+            "cache_hit_tokens", "resumed_sequences", "resumed_tokens", "preemptions",
+            *(f"preemptions_{cause}" for cause in PREEMPTION_CAUSES)), 0.0)
+        """As of the last `commit`."""
+        self.number = 0
+        """Of that commit."""
+        self.held = False
+        """The ledger has refused the last commit, and may yet take it."""
+        self._fresh: dict[str, float] = {}
+        """Since then."""
+        self._before: dict[str, float] = {}
+        """What the counts of the last commit were before it; while `held`, of all since then."""
+
+    def restore(self, counts: Mapping[str, float], number: int) -> None:
+        """Goes on from the counts of an earlier life."""
+        self.totals |= counts
+        self.number = number
+
+    def add(self, name: str, count: float = 1.0) -> None:
+        """Adds to a count."""
+        self._fresh[name] = self._fresh.get(name, 0.0) + count
+
+    def observe(self, histogram: str, value: float, times: int = 1) -> None:
+        """Observes a value so many times; less than nothing (clocks of two boots) counts as 0."""
+        value = max(value, 0.0)
+        self.add(_BUCKETS[histogram][bisect_left(BOUNDS[histogram], value)], times)
+        self.add(_SUMS[histogram], value * times)
+
+    def observe_many(self, histogram: str, values: NDArray[np.float64]) -> None:
+        """Observes each of these values."""
+        values = np.maximum(values, 0.0)
+        buckets = np.bincount(np.searchsorted(_BOUNDS[histogram], values))
+        for i in np.flatnonzero(buckets).tolist():
+            self.add(_BUCKETS[histogram][i], int(buckets[i]))
+        self.add(_SUMS[histogram], float(values.sum()))
+
+    def commit(self) -> dict[str, float]:
+        """Adds what is fresh to the totals, and returns it; a reader of the ledger adds the same
+        numbers in the same order, and gets the same sums to the bit."""
+        fresh, self._fresh = self._fresh, {}
+        if not self.held:
+            self._before.clear()
+        for name, count in fresh.items():
+            before = self.totals.get(name, 0.0)
+            self._before.setdefault(name, before)
+            self.totals[name] = before + count
+        self.number += bool(fresh)
+        return fresh
+
+    @property
+    def written(self) -> dict[str, float]:
+        """The counts that the ledger has."""
+        return self.totals | self._before if self.held else self.totals
 
 
 class PromptWork:
@@ -81,24 +150,29 @@ class RequestMetrics:
 
     def __init__(self, slots: int) -> None:
         """`slots`: rows of the slot table at the most, the sink included."""
-        self.histograms = {name: Histogram(name) for name in BOUNDS if name != HTTP_REQUESTS}
-        self.finished: Counter[str] = Counter()
-        """Sequences that have ended, by reason."""
-        self._rejected: Counter[str] = Counter()
-        """Requests refused when they came, by the code of the error."""
+        self.tally = Tally()
+        self.open_sequences = self._open_before = 0
+        """Sequences started and not ended, as of the tally's last commit; and before it."""
         self.prompts = PromptWork()
-        self._resumed = {"resumed_sequences": 0.0, "resumed_tokens": 0.0}
         self._lives: dict[int, SequenceTimes] = {}
+        self._firsts: list[SequenceState] = []
+        """Sequences that had their first token since the last commit."""
+        self._of_state, self._preempted = (0, 0, 0), Counter[str]()
+        """The state's counters then: prompt tokens, those cached, preemptions; these by cause."""
         self._times = np.zeros(slots)
         """When the last token of each slot's `_owners` came, but for the group's."""
         self._owners = np.zeros(slots, np.int64)
         """Sid of who had a token last in each slot."""
         self._group, self._slots, self._at = b"", np.zeros(0, np.int32), 0.0
         """The sequences (a column of sids) of the last result, their slots, and its time."""
-        self._gauges: dict[str, float] = {}
-        self._asked = 0
+        self._asked, self._ledger_bytes = 0, 0
 
     # --- what happens ---
+
+    def started(self, sequences: int, prompt_tokens: int = 0) -> None:
+        """Counts the sequences of a new request, and its prompt."""
+        self.tally.add("started_sequences", sequences)
+        self.tally.add("prompt_tokens", prompt_tokens)
 
     def admitted(self, sequences: Iterable[SequenceState | None], now: float) -> None:
         """Counts sequences that got a slot; only the first time counts."""
@@ -109,28 +183,39 @@ class RequestMetrics:
             if len(sequence.emitted):  # in an earlier life: its first token was reported
                 life.first = life.last = now
             else:
-                self.histograms["queued"].add(now - life.arrival)
+                self.tally.observe("queued", now - life.arrival)
             self._lives[sequence.sid] = life
 
     def resumed(self, sequences: Iterable[SequenceState]) -> None:
-        """Counts sequences that go on after the death of a worker or a scheduler."""
-        tokens = [len(sequence.emitted) for sequence in sequences]
-        self._resumed["resumed_sequences"] += len(tokens)
-        self._resumed["resumed_tokens"] += sum(tokens)
+        """Counts sequences that go on after the death of a worker or a scheduler, and takes over
+        what an earlier life has seen of them."""
+        for sequence in sequences:
+            self.tally.add("resumed_sequences")
+            self.tally.add("resumed_tokens", len(sequence.emitted))
+            if (marks := sequence.marks).admitted and sequence.sid not in self._lives:
+                self._lives[sequence.sid] = SequenceTimes(
+                    sequence, sequence.request.submit.arrival or marks.admitted, marks.admitted,
+                    marks.first, marks.last)
 
-    def result(self, record: PlanRecord, result: StepResult, now: float) -> None:
-        """Counts a step's result, before what it ends is taken off the books."""
-        self.histograms["step_tokens"].add(record.computed)
+    def result(self, record: PlanRecord, result: StepResult, state: SchedulerState, now: float
+               ) -> None:
+        """Counts a step's result, before it is applied."""
+        self.tally.observe("step_tokens", record.computed)
         self.prompts.add(record, result)
         if result.busy_us:
-            self.histograms["step"].add(result.busy_us / 1e6)
+            self.tally.observe("step", result.busy_us / 1e6)
         if len(result.counts) != len(record.slots) or not len(record.slots):
             return
-        if not record.firsts and record.sids_column == self._group and 0 not in result.counts:
-            self.histograms["between_tokens"].add(now - self._at, len(record.slots))
+        seated = state.table.sid[record.slots]
+        if (not record.firsts and record.sids_column == self._group and 0 not in result.counts
+                and seated.tobytes() == record.sids_column):
+            self.tally.observe("between_tokens", now - self._at, len(record.slots))
             self._at = now
-        else:
-            self._result_apart(record, np.frombuffer(result.counts, np.uint8) > 0, now)
+            return
+        emits = np.frombuffer(result.counts, np.uint8) > 0
+        for row in np.flatnonzero((seated != record.sids) & emits).tolist():
+            emits[row] = int(record.sids[row]) in state.sequences  # else its tokens are dropped
+        self._result_apart(record, emits, now)
 
     def _result_apart(self, record: PlanRecord, emits: NDArray[np.bool_], now: float) -> None:
         """Counts rows that do not all have the same past."""
@@ -140,7 +225,7 @@ class RequestMetrics:
             self._first(int(record.sids[row]), int(record.slots[row]), now)
         going = record.slots[firsts:][emits[firsts:]]
         if len(going):
-            self._add_many(self.histograms["between_tokens"], now - self._times[going])
+            self.tally.observe_many("between_tokens", now - self._times[going])
         self._group, self._slots, self._at = record.sids_column, record.slots[emits], now
         if not emits.all():
             self._group = b""
@@ -152,58 +237,103 @@ class RequestMetrics:
             return
         if not life.first:
             life.first = now
-            self.histograms["first_token"].add(now - life.arrival)
-            self.histograms["prefill"].add(now - life.admitted)
+            self._firsts.append(life.sequence)
+            self.tally.observe("first_token", now - life.arrival)
+            self.tally.observe("prefill", now - life.admitted)
         else:
-            here = life.slot and self._owners[life.slot] == sid
-            last = float(self._times[life.slot]) if here else life.last
-            self.histograms["between_tokens"].add(now - last)
+            self.tally.observe("between_tokens", now - self._last_of(life))
         before = self._lives.get(int(self._owners[slot]))
         if before is not None and before is not life and before.slot == slot:
             before.last = float(self._times[slot])
         self._owners[slot], life.slot = sid, slot
 
+    def _last_of(self, life: SequenceTimes) -> float:
+        """Returns when a sequence had its last token; what the group had must be in `_times`."""
+        here = life.slot and self._owners[life.slot] == life.sequence.sid
+        return float(self._times[life.slot]) if here else life.last
+
     def ended(self, events: Iterable[SequenceEvent], now: float) -> None:
         """Counts the ends among events of sequences, after these were taken off the books."""
         for event in events:
             if event.finish_reason is not None:
-                self.finished[event.finish_reason] += 1
+                self.tally.add(f"finished_{event.finish_reason}")
                 life = self._lives.pop(event.sid, None)
                 if life is not None:
                     self._end(life, now)
 
     def _end(self, life: SequenceTimes, now: float) -> None:
-        seen, tokens = self.histograms, len(life.sequence.emitted)
-        seen["request"].add(now - life.arrival)
-        seen["inference"].add(now - life.admitted)
-        seen["prompt_tokens"].add(life.sequence.prompt_len)
-        seen["generation_tokens"].add(tokens)
-        seen["preemptions"].add(life.sequence.preemptions)
-        seen["prefill_tokens"].add(life.sequence.prompt_len - life.sequence.cached_len)
+        observe, tokens = self.tally.observe, len(life.sequence.emitted)
+        observe("request", now - life.arrival)
+        observe("inference", now - life.admitted)
+        observe("prompt_tokens", life.sequence.prompt_len)
+        observe("generation_tokens", tokens)
+        observe("preemptions", life.sequence.preemptions)
+        observe("prefill_tokens", life.sequence.prompt_len - life.sequence.cached_len)
         if life.first:
-            seen["decode"].add(now - life.first)
+            observe("decode", now - life.first)
             if tokens > 1:
-                seen["per_token"].add((now - life.first) / (tokens - 1))
+                observe("per_token", (now - life.first) / (tokens - 1))
 
     def request_ended(self, request: RequestState) -> None:
         """Counts a request, all sequences of which have ended."""
-        seen = self.histograms
-        seen["choices"].add(request.submit.n)
-        seen["max_tokens"].add(request.params.max_tokens)
-        seen["most_generation_tokens"].add(max(len(one.emitted) for one in request.choices))
+        observe = self.tally.observe
+        observe("choices", request.submit.n)
+        observe("max_tokens", request.params.max_tokens)
+        observe("most_generation_tokens", max(len(each.emitted) for each in request.choices))
 
     def rejected(self, code: str) -> None:
-        """Counts a request that was refused when it came."""
-        self._rejected[code] += 1
-        self.finished["error"] += 1
+        """Counts a request that was refused when it came, as one sequence."""
+        self.tally.add("started_sequences")
+        self.tally.add(f"rejected_{code}")
+        self.tally.add("finished_error")
 
-    @staticmethod
-    def _add_many(histogram: Histogram, values: NDArray[np.float64]) -> None:
-        values = np.maximum(values, 0.0)
-        buckets = np.bincount(np.searchsorted(_BOUNDS[histogram.name], values))
-        for i in np.flatnonzero(buckets).tolist():
-            histogram.counts[i] += int(buckets[i])
-        histogram.sum += float(values.sum())
+    # --- the ledger ---
+
+    def commit(self, state: SchedulerState, now: float) -> CountsRecord | None:
+        """Returns the record of what has been counted since the last one, at the end of a wake;
+        None if nothing has."""
+        self._count_state(state)
+        counts = self.tally.commit()
+        marked: list[SequenceState] = []
+        if state.newly_marked or self._firsts:
+            marked = [sequence for sequence in {*state.newly_marked, *self._firsts}
+                      if sequence.sid in state.sequences]
+            state.newly_marked.clear()
+            self._firsts.clear()
+        self._open_before, self.open_sequences = self.open_sequences, len(state.sequences)
+        return CountsRecord(self.tally.number, counts, now, {
+            sequence.sid: self.marks_of(sequence) for sequence in marked}) if counts else None
+
+    def snapshot(self, state: SchedulerState) -> CountsRecord:
+        """Returns the record of all counts, for a ledger that is written anew with all that is
+        alive."""
+        self._count_state(state)
+        self.tally.commit()
+        self.tally.number += 1
+        if not self.tally.held:
+            self.open_sequences = len(state.sequences)
+        return CountsRecord(self.tally.number, dict(self.tally.totals), whole=True)
+
+    def _count_state(self, state: SchedulerState) -> None:
+        """Counts what the state has counted by itself since the last call."""
+        preempted, before = state.preemptions.total(), self._of_state
+        if before == (now := (state.cache_lookup_tokens, state.cache_hit_tokens, preempted)):
+            return
+        for name, count, known in zip(("cache_lookup_tokens", "cache_hit_tokens", "preemptions"),
+                                      now, before, strict=True):
+            self.tally.add(name, count - known)
+        for cause, count in (state.preemptions - self._preempted).items():
+            self.tally.add(f"preemptions_{cause}", count)
+        self._of_state, self._preempted = now, state.preemptions.copy()
+
+    def marks_of(self, sequence: SequenceState) -> SequenceMarks:
+        """Returns what was counted of a sequence that has not ended."""
+        self._times[self._slots] = self._at
+        life = self._lives.get(sequence.sid)
+        times = (0.0, 0.0, 0.0) if life is None else (life.admitted, life.first,
+                                                      self._last_of(life))
+        return SequenceMarks(*times, sequence.cached_len if sequence.counted else None,
+                             sequence.preemptions)
 
     # --- gauges ---
 
@@ -211,36 +341,27 @@ class RequestMetrics:
                ) -> dict[str, float]:
         """Returns the gauges for the heartbeat; `resting`: no step is under way."""
         self._asked += 1
-        if resting or self._asked % REFRESH == 0 or not self._gauges:
-            gauges = self._resumed | {f"finished_{reason}": float(n)
-                                      for reason, n in self.finished.items()}
-            gauges |= {f"rejected_{code}": float(n) for code, n in self._rejected.items()}
-            if ledger is not None:
-                gauges["ledger_bytes"] = float(ledger.bytes)
-            for histogram in self.histograms.values():
-                gauges |= histogram.gauges()
-            self._gauges = gauges
-        return memory_gauges(state) | self._gauges | self.prompts.gauges()
+        if ledger is not None and (resting or self._asked % REFRESH == 1):
+            self._ledger_bytes = ledger.bytes
+        sequences = self._open_before if self.tally.held else self.open_sequences
+        return {**memory_gauges(state), **self.tally.written, **self.prompts.gauges(),
+                "open_sequences": float(sequences),
+                **({} if ledger is None else {"ledger_bytes": float(self._ledger_bytes)})}
 
 
 def memory_gauges(state: SchedulerState) -> dict[str, float]:
-    """Returns the pages by state (all groups together), tokens that there is room for and that
-    sequences hold, what the cache saved, and preemptions by cause."""
+    """Returns the pages by state (all groups together), and tokens that there is room for and that
+    sequences hold."""
     pools, tree = state.kv_cache.pools, state.kv_cache.tree
     windows = state.kv_cache.windows
     whole = pools[windows.index(0) if 0 in windows else 0]  # of the layers that see all tokens
-    causes = {f"preemptions_{cause}": state.preemptions[cause]
-              for cause in ("memory", "priority", "forced", "worker")}
     return {"free_pages": sum(p.free for p in pools), "used_pages": sum(p.used for p in pools),
             "held_pages": sum(p.held for p in pools), "cached_pages": sum(p.cached for p in pools),
             "kv_tokens": (whole.free + whole.used) * state.kv_cache.page_size,
             "kv_tokens_used": whole.held * state.kv_cache.page_size,
             "quarantined_pages": sum(p.quarantined for p in pools),
-            "cache_hit_tokens": state.cache_hit_tokens,
-            "cache_lookup_tokens": state.cache_lookup_tokens,
             "checkpoints": state.kv_cache.checkpoints.held,
             "checkpoints_saved": state.kv_cache.checkpoints.saved,
             "checkpoints_evicted": state.kv_cache.checkpoints.evicted,
             "evicted_pages": 0 if tree is None else tree.stats.evictions,
-            "preemptions": state.preemptions.total(), **causes,
             **({} if state.tier is None else state.tier.gauges())}

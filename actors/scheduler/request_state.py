@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from actorium.actors.ledger.records import NO_MARKS, SequenceMarks
 from actorium.actors.messages import Open, RowLogprobs, SequenceEvent, Submit
 from actorium.actors.params import ResolvedParams
 from actorium.actors.runtime.inflight_journal import name_of
@@ -80,6 +81,8 @@ class SequenceState:
     """How many of them may enter the prefix cache, as far as images go."""
     cached_len: int = 0
     """Tokens found in the prefix cache at the first admission."""
+    counted: bool = False
+    """Its prompt is counted: it was admitted, in this life of the scheduler or an earlier one."""
     preempted: bool = False
     preemptions: int = 0
     """How often it was taken off the batch."""
@@ -110,6 +113,8 @@ class SequenceState:
     prompt_logprobs: list[RowLogprobs] = field(default_factory=list)
     finish: SequenceEvent | None = None
     """How it has ended."""
+    marks: SequenceMarks = NO_MARKS
+    """What an earlier life of the scheduler has counted of it."""
 
     @property
     def tenant(self) -> str:

@@ -14,7 +14,8 @@ Each fact of a sequence lies in one place. Who writes it:
     pending                                             whatever changes its tokens
     lock, started                       SequenceState   `admit`, `cache_prefix`, `_vacate`
     preempted, preemptions, passed      SequenceState   `preempt`; passed: `WaitingQueue.admit`
-    cached_len, first_token_reported,   SequenceState   `_first_admission`, `step_results`
+    cached_len, counted,                SequenceState   `_first_admission`, `step_results`
+    first_token_reported,
     logprobs, prompt_logprobs
     finish                              SequenceState   `step_results`, `RequestLifecycle`
     live, choices, waiting, params      RequestState    here; waiting: `WaitingQueue`; params: `cap`
@@ -69,6 +70,8 @@ class SchedulerState:
         """The sequences on trial for a worker's death: only these may be admitted; None = all."""
         self.cache_lookup_tokens = self.cache_hit_tokens = 0
         """Prompt tokens admitted for the first time, and those of them found in the cache."""
+        self.newly_marked: set[SequenceState] = set()
+        """Sequences that were admitted or preempted since the last counts."""
         self.guard = guard
         self._on_finished = on_finished
         self.keep_history = False
@@ -149,6 +152,7 @@ class SchedulerState:
         self._vacate(sequence)
         sequence.preempted = True
         sequence.preemptions += 1
+        self.newly_marked.add(sequence)
         self.queue.push(sequence, ran=True)
         self.preemptions[cause] += 1
 
@@ -302,9 +306,11 @@ class SchedulerState:
                      media=sequence.request.submit.media)
 
     def _first_admission(self, sequence: SequenceState, cached: int) -> None:
-        sequence.cached_len = cached
-        self.cache_lookup_tokens += sequence.prompt_len
-        self.cache_hit_tokens += cached
+        if not sequence.counted:
+            sequence.counted, sequence.cached_len = True, cached
+            self.cache_lookup_tokens += sequence.prompt_len
+            self.cache_hit_tokens += cached
+            self.newly_marked.add(sequence)
         if (fair := self.queue.fair) is not None:
             fair.charge(sequence.tenant, sequence.prompt_len - cached, 0)
 

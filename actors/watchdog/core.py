@@ -102,6 +102,8 @@ class WatchdogCore(Core):
                 self.supervisor.on_suspect_gauges(actor.gauges)
 
     def _add(self, actor: Supervised) -> Supervised:
+        if (predecessor := self.actors.get(actor.role)) is not None:
+            actor.before = predecessor.known_gauges
         self.actors[actor.role] = actor
         if self.supervisor is not None:
             self.supervisor.on_started(actor.role, actor.epoch)

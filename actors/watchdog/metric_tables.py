@@ -16,7 +16,6 @@ DETOKENIZER, MEDIA = "detokenizer", "media"
 GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
 MICRO = 1e-6
 REASONS = ("stop", "length", "abort", "deadline", "error")
-CAUSES = ("memory", "priority", "forced", "worker")
 REJECTIONS = ("queue_full", "deadline", "context_overflow", "invalid_request", "unavailable",
               "quarantined")
 DEATHS = ("killed", "oom", "fault", "exited", SILENT, HUNG)
@@ -60,6 +59,10 @@ VLLM = (
 """After `vllm:`, with its labels."""
 
 ACTORIUM = (
+    Row("started_sequences", COUNTER,
+        "Sequences of accepted requests, and one for each request that was refused."),
+    Row("open_sequences", GAUGE,
+        "Those of them that have not ended. The others are in vllm:request_success_total."),
     Row("scheduler_steps", COUNTER, "Steps planned.", "steps"),
     Row("waiting_requests", GAUGE, "Requests of which a sequence waits."),
     Row("device_busy_seconds", COUNTER,

@@ -2,14 +2,14 @@
 
 Pure: heartbeats' gauges in, families of samples out; `probe_routes.metrics_text` turns these into
 Prometheus' text. Most of them are rows of `metric_tables`; what has labels of its own, or is
-computed, has a function. Counters are those of the actor that counts: a restarted one starts at 0
-again, as Prometheus expects it of a process.
+computed, has a function. What is counted of requests goes on over restarts, since the scheduler's
+ledger has it; other counters start at 0 again, as Prometheus expects it of a process. Counters of
+an actor that was never heard of are left out: 0 would be a restart from there.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -17,13 +17,18 @@ from actorium.actors.config.cluster_settings import NODES_ROLE, RAY_ROLE, cluste
 from actorium.actors.config.tree import Config
 from actorium.actors.health import READY_PHASES, bytes_of
 from actorium.actors.runtime import beat_gauges
-from actorium.actors.runtime.beat_gauges import EAGER_REASONS, STEP_MODES, eager_key, steps_by_size
+from actorium.actors.runtime.beat_gauges import (
+    EAGER_REASONS,
+    PREEMPTION_CAUSES,
+    STEP_MODES,
+    eager_key,
+    steps_by_size,
+)
 from actorium.actors.runtime.process import ProcessUsage
 from actorium.actors.runtime.roles import SCHEDULER, WORKER, group_of
 from actorium.actors.watchdog.metric_tables import (
     ACTORIUM,
     AUTOSCALED,
-    CAUSES,
     COUNTER,
     DEATHS,
     DRAFTED,
@@ -80,10 +85,10 @@ def families(facts: MetricsInput) -> Iterator[MetricFamily]:
     """Every metric."""
     common = {"model_name": facts.model, "engine": "0"}
     yield from (_row("vllm:", row, facts, common) for row in VLLM)
-    yield from _vllm_special(facts, common)
     yield from (_row("actorium:", row, facts, {}) for row in ACTORIUM)
-    for name, source, about in HISTOGRAMS:
-        yield _histogram(name, source, about, facts, common if name.startswith("vllm:") else {})
+    for family in (*_vllm_special(facts, common), *_requests(facts), *_histograms(facts, common)):
+        known = family.kind == GAUGE or _is_known(facts, SCHEDULER)
+        yield family if known else family._replace(samples=[])
     if clustered(facts.config.cluster):
         yield from _router(facts)
     yield from _http(facts)
@@ -94,12 +99,19 @@ def families(facts: MetricsInput) -> Iterator[MetricFamily]:
 
 def _gauges(facts: MetricsInput, role: str) -> Mapping[str, float]:
     actor = facts.actors.get(role)
-    return {} if actor is None else actor.gauges
+    return {} if actor is None else actor.known_gauges
+
+
+def _is_known(facts: MetricsInput, role: str) -> bool:
+    """Whether this actor, or its predecessor, has sent its counters."""
+    actor = facts.actors.get(role)
+    return actor is not None and bool(actor.known_gauges or actor.phase in READY_PHASES)
 
 
 def _row(prefix: str, row: Row, facts: MetricsInput, labels: dict[str, str]) -> MetricFamily:
     value = _gauges(facts, row.role).get(row.gauge or row.name, 0.0) * row.scale
-    return _family(prefix + row.name, row.kind, row.about, [(labels, value)])
+    known = row.kind == GAUGE or row.role not in (SCHEDULER, WORKER) or _is_known(facts, row.role)
+    return _family(prefix + row.name, row.kind, row.about, [(labels, value)] if known else [])
 
 
 def _family(name: str, kind: str, about: str,
@@ -149,28 +161,28 @@ def _vllm_special(facts: MetricsInput, common: dict[str, str]) -> Iterator[Metri
 
 
 def _http(facts: MetricsInput) -> Iterator[MetricFamily]:
-    """All gateways' HTTP metrics together, by prometheus_fastapi_instrumentator's names."""
-    gateways = [actor.gauges for role, actor in facts.actors.items() if role.startswith("gateway")]
-    counts: Counter[tuple[str, ...]] = Counter()
-    for gauges in gateways:
-        counts.update({tuple(name.split(beat_gauges.MARK)[1:]): int(n)
-                       for name, n in gauges.items() if name.startswith(HTTP)})
+    """The gateways' HTTP metrics, by prometheus_fastapi_instrumentator's names; by role, since each
+    begins at 0 after a restart, and their sum would not."""
+    gateways = {role: actor.known_gauges for role, actor in sorted(facts.actors.items())
+                if role.startswith("gateway")}
+    counts = sorted((name.split(beat_gauges.MARK)[1:], role, n) for role, gauges in gateways.items()
+                    for name, n in gauges.items() if name.startswith(HTTP))
     yield _family("http_requests", COUNTER, "HTTP requests answered, by route.", [
-        ({"method": method, "handler": handler, "status": status}, float(n))
-        for (method, handler, status), n in sorted(counts.items())])
-    histograms = [beat_gauges.read(gauges, beat_gauges.HTTP_REQUESTS) for gauges in gateways]
-    if histograms:
-        columns = [sum(column) for column in zip(*(each for each, _ in histograms), strict=True)]
-        yield _buckets("http_request_duration_highr_seconds",
-                       "From the head of an HTTP request to the end of its answer.",
-                       beat_gauges.HTTP_REQUESTS, columns,
-                       sum(total for _, total in histograms), {})
+        ({"method": method, "handler": handler, "status": status, "role": role}, n)
+        for (method, handler, status), role, n in counts])
+    samples = [sample for role, gauges in gateways.items() for sample in _buckets(
+        "", "", beat_gauges.HTTP_REQUESTS, *beat_gauges.read(gauges, beat_gauges.HTTP_REQUESTS),
+        {"role": role}).samples if gauges]
+    if samples:
+        yield MetricFamily("http_request_duration_highr_seconds", HISTOGRAM,
+                           "From the head of an HTTP request to the end of its answer.", samples)
 
 
-def _histogram(name: str, source: str, about: str, facts: MetricsInput,
-               labels: dict[str, str]) -> MetricFamily:
-    counts, total = beat_gauges.read(_gauges(facts, SCHEDULER), source)
-    return _buckets(name, about, source, counts, total, labels)
+def _histograms(facts: MetricsInput, common: dict[str, str]) -> Iterator[MetricFamily]:
+    for name, source, about in HISTOGRAMS:
+        counts, total = beat_gauges.read(_gauges(facts, SCHEDULER), source)
+        yield _buckets(name, about, source, counts, total,
+                       common if name.startswith("vllm:") else {})
 
 
 def _buckets(name: str, about: str, source: str, counts: list[float], total: float,
@@ -184,6 +196,23 @@ def _buckets(name: str, about: str, source: str, counts: list[float], total: flo
     return MetricFamily(name, HISTOGRAM, about, samples)
 
 
+def _requests(facts: MetricsInput) -> Iterator[MetricFamily]:
+    gauges = _gauges(facts, SCHEDULER)
+    rejected = dict.fromkeys(REJECTIONS, 0.0) | {
+        name.removeprefix(REJECTED): n for name, n in gauges.items() if name.startswith(REJECTED)}
+    ended = sum(gauges.get(f"finished_{reason}", 0.0) for reason in REASONS)
+    yield _family("actorium:unaccounted_sequences", GAUGE,
+                  "Sequences started, less those that have ended and those that are open: 0, "
+                  "unless one was lost or counted twice.",
+                  [({}, gauges.get("started_sequences", 0.0) - ended
+                    - gauges.get("open_sequences", 0.0))])
+    yield _family("actorium:rejected_requests", COUNTER, "Requests refused, by the error's code.",
+                  [({"code": code}, n) for code, n in sorted(rejected.items())])
+    yield _family("actorium:preemptions", COUNTER, "Preemptions by cause.",
+                  [({"cause": cause}, gauges.get(f"preemptions_{cause}", 0.0))
+                   for cause in PREEMPTION_CAUSES])
+
+
 def _engine(facts: MetricsInput) -> Iterator[MetricFamily]:
     gauges = _gauges(facts, SCHEDULER)
     yield _family("actorium:info", GAUGE, "The engine.", [
@@ -192,8 +221,6 @@ def _engine(facts: MetricsInput) -> Iterator[MetricFamily]:
                   [({}, float(facts.ready))])
     busy, idle = gauges.get("busy_us", 0.0), gauges.get("idle_us", 0.0)
     idled = idle + gauges.get("late_us", 0.0)
-    rejected = dict.fromkeys(REJECTIONS, 0.0) | {
-        name.removeprefix(REJECTED): n for name, n in gauges.items() if name.startswith(REJECTED)}
     roles = {group_of(role) for role in facts.actors}
     restarts = {**dict.fromkeys(itertools.product(roles, DEATHS), 0), **facts.restarts}
     yield _family("actorium:device_idle_ratio", GAUGE,
@@ -202,10 +229,6 @@ def _engine(facts: MetricsInput) -> Iterator[MetricFamily]:
     yield _family("actorium:pages", GAUGE, "Pages by state; cached ones may be held, too.",
                   [({"state": state}, gauges.get(f"{state}_pages", 0.0))
                    for state in ("free", "held", "cached", "quarantined")])
-    yield _family("actorium:rejected_requests", COUNTER, "Requests refused, by the error's code.",
-                  [({"code": code}, n) for code, n in sorted(rejected.items())])
-    yield _family("actorium:preemptions", COUNTER, "Preemptions by cause.",
-                  [({"cause": cause}, gauges.get(f"preemptions_{cause}", 0.0)) for cause in CAUSES])
     yield _family("actorium:restarts", COUNTER, "Restarts of actors, by cause.",
                   [({"role": role, "cause": cause}, float(n))
                    for (role, cause), n in sorted(restarts.items())])

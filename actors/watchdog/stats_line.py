@@ -72,8 +72,12 @@ class StatsLogger:
         if before is not None:  # sizes turn up when the first step of them is run
             before = before._replace(counts={**dict.fromkeys(names, 0.0), **before.counts})
         new = CounterReading(actor.epoch, actor.seen, counts)
-        # None: it counts from 0 on.
-        grown = growth(before, new) or Growth(self._seconds, counts)
+        grown = growth(before, new)
+        if grown is None:  # what the ledger has goes on, the rest is counted from 0 on
+            old = {} if before is None else before.counts
+            grown = Growth(self._seconds, {
+                name: count - old.get(name, 0.0) if count >= old.get(name, 0.0) else count
+                for name, count in counts.items()})
         if before is None or before.epoch != new.epoch or any(grown.counts.values()) or not (
                 wait and actor.gauges.get("running")):
             self._before[key] = new

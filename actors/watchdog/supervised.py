@@ -35,6 +35,8 @@ class Supervised(Struct):
     """Seconds since its loop last turned, as of `seen`."""
     hang_cause: str = ""
     """It counts as hung and is about to be killed: "silent" or "hung"."""
+    before: dict[str, float] = {}
+    """The last gauges of its predecessor."""
     resting: bool = False
     """Its last two heartbeats reported no work: the next one comes after `IDLE_HEARTBEAT`."""
 
@@ -46,6 +48,12 @@ class Supervised(Struct):
         self.phase, self.step, self.seen = beat.phase, beat.step, now
         self.detail, self.gauges = beat.detail, beat.gauges
         self.budget, self.loop_age = beat.budget, beat.loop_age
+
+    @property
+    def known_gauges(self) -> dict[str, float]:
+        """Its gauges; until it sends some, its predecessor's: a counter that is reported as 0 in
+        between would count everything again. Empty = never heard of."""
+        return self.gauges or self.before
 
     def period(self, heartbeat: float) -> float:
         """Seconds until its next heartbeat. heartbeat: the period of a busy actor."""

@@ -72,17 +72,19 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def extend(self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
-               soft_cap: float = 0.0) -> Attend:
+               soft_cap: float = 0.0, slopes: Tensor | None = None) -> Attend:
         """Chunks of sequences, whose rows in q follow one another; each token sees its sequence up
         to itself.
 
         window: tokens seen at most, itself among them, 0 = all; scale: on products of query and
-        key; soft_cap: scores become soft_cap * tanh(score / soft_cap), 0 = they stay.
+        key; soft_cap: scores become soft_cap * tanh(score / soft_cap), 0 = they stay; slopes:
+        f32[H], see `attend_blocks`; None: scores do not depend on distance.
         """
 
     @abstractmethod
     def decode(self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int,
-               window: int, scale: float, soft_cap: float = 0.0) -> Attend:
+               window: int, scale: float, soft_cap: float = 0.0,
+               slopes: Tensor | None = None) -> Attend:
         """The last q_len tokens of each of B sequences; with more than one, a window of drafts that
         is verified: each sees those up to itself, and reads nothing behind itself.
 
@@ -106,14 +108,15 @@ class TorchAttention(AttentionBackend):
         return ""
 
     def extend(self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
-               soft_cap: float = 0.0) -> Attend:
+               soft_cap: float = 0.0, slopes: Tensor | None = None) -> Attend:
         return torch_extend(rows, page_size, window, scale, self._masked, self._causal,
-                            soft_cap)
+                            soft_cap, slopes)
 
     def decode(self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int,
-               window: int, scale: float, soft_cap: float = 0.0) -> Attend:
+               window: int, scale: float, soft_cap: float = 0.0,
+               slopes: Tensor | None = None) -> Attend:
         return torch_decode(pages, lens, span, q_len, page_size, window, scale, self._masked,
-                            soft_cap)
+                            soft_cap, slopes)
 
 
 class NativeAttention(AttentionBackend):
@@ -146,16 +149,17 @@ class NativeAttention(AttentionBackend):
         return ", ".join(filter(None, faults))
 
     def extend(self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
-               soft_cap: float = 0.0) -> Attend:
+               soft_cap: float = 0.0, slopes: Tensor | None = None) -> Attend:
         return NativeExtend(self.lib, self.threads, chunk_rows(rows), [r.pages for r in rows],
-                            page_size, window, scale, self._latents, soft_cap)
+                            page_size, window, scale, self._latents, soft_cap, slopes)
 
     def decode(self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int,
-               window: int, scale: float, soft_cap: float = 0.0) -> Attend:
+               window: int, scale: float, soft_cap: float = 0.0,
+               slopes: Tensor | None = None) -> Attend:
         own = (self.lib, self.threads, pages, lens, q_len, page_size, window, scale)
         if self._latents:
             return latent_decodes(*own)
-        return NativeDecode(*own, self.exact, soft_cap)
+        return NativeDecode(*own, self.exact, soft_cap, slopes)
 
 
 class TritonAttention(AttentionBackend):
@@ -196,16 +200,18 @@ class TritonAttention(AttentionBackend):
         return ""
 
     def extend(self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
-               soft_cap: float = 0.0) -> Attend:
+               soft_cap: float = 0.0, slopes: Tensor | None = None) -> Attend:
         if self._rank:
             return self._latents(rows, page_size, scale, self._rank)
-        return self._extend(rows, page_size, window, scale, soft_cap)
+        return self._extend(rows, page_size, window, scale, soft_cap, slopes=slopes)
 
     def decode(self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int,
-               window: int, scale: float, soft_cap: float = 0.0) -> Attend:
+               window: int, scale: float, soft_cap: float = 0.0,
+               slopes: Tensor | None = None) -> Attend:
         if self._rank:
             return self._latent(pages, lens, span, q_len, page_size, scale, self._rank)
-        return self._decode(pages, lens, span, q_len, page_size, window, scale, soft_cap)
+        return self._decode(pages, lens, span, q_len, page_size, window, scale, soft_cap,
+                            slopes=slopes)
 
 
 @dataclass(slots=True)
@@ -252,7 +258,7 @@ class SageAttention(AttentionBackend):
         return ""
 
     def extend(self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
-               soft_cap: float = 0.0) -> Attend:
+               soft_cap: float = 0.0, slopes: Tensor | None = None) -> Attend:
         if self.lib is not None:
             return NativeSage(self.lib, self.threads, rows, page_size, window, scale, self.means)
         from actorium.kernels.triton.sage import sage_extend
@@ -260,7 +266,8 @@ class SageAttention(AttentionBackend):
         return sage_extend(rows, page_size, window, scale, self.means)
 
     def decode(self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int,
-               window: int, scale: float, soft_cap: float = 0.0) -> Attend:
+               window: int, scale: float, soft_cap: float = 0.0,
+               slopes: Tensor | None = None) -> Attend:
         if self.lib is not None:
             return self.extend([
                 DecodeChunk(max(0, length - behind), 1, table)

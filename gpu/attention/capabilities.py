@@ -43,6 +43,8 @@ class AttentionNeeds(NamedTuple):
     """Scores are capped."""
     sinks: bool = False
     """Heads have attention sinks."""
+    alibi: bool = False
+    """Scores fall with the distance of tokens."""
     other_dim: int = 0
     """Head size of other layers, which is smaller; 0 = all have the same."""
 
@@ -69,6 +71,7 @@ class Capabilities(NamedTuple):
     """Of decodes: rows of a window of drafts at most, 0 = any."""
     soft_caps: bool = False
     sinks: bool = False
+    alibi: bool = False
     graphs: bool = False
     """Of decodes: lengths are read when the kernels run, so steps can be captured and replayed."""
 
@@ -88,12 +91,12 @@ class BackendCard(NamedTuple):
 
 
 _TORCH = Capabilities(("cpu", "cuda"), cache_dtypes=(*WEIGHT_DTYPES, *FP8_PAGES, INT8_PAGES),
-                      latents=True, soft_caps=True, sinks=True)
+                      latents=True, soft_caps=True, sinks=True, alibi=True)
 _NATIVE = Capabilities(("cpu",), ("bfloat16",), ("bfloat16", *FP8_PAGES, INT8_PAGES),
                        most_head_dim=512, latents=True, most_latent_row=1024, soft_caps=True,
-                       sinks=True, graphs=True)
+                       sinks=True, alibi=True, graphs=True)
 _TRITON = Capabilities(("cpu", "cuda"), cache_dtypes=(*WEIGHT_DTYPES, *FP8_PAGES, INT8_PAGES),
-                       latents=True, soft_caps=True, sinks=True, graphs=True)
+                       latents=True, soft_caps=True, sinks=True, alibi=True, graphs=True)
 _SAGE = Capabilities(("cpu", "cuda"), HALVES, (*HALVES, INT8_PAGES), most_head_dim=256,
                      head_dim_step=32)
 
@@ -139,6 +142,7 @@ bfloat16, fp8_e4m3, fp8_e5m2, int8)'
          f"it verifies {can.query_len - 1} drafts at most, not {needs.query_len - 1}"),
         (can.soft_caps or not needs.soft_cap, "it does not cap scores"),
         (can.sinks or not needs.sinks, "it has no attention sinks"),
+        (can.alibi or not needs.alibi, "it has no ALiBi"),
     )
     return ", ".join(why for met, why in checks if not met)
 
@@ -151,4 +155,4 @@ def needs_of(shape: ModelShape, device: str, kv_cache_dtype: str, page_size: int
     return AttentionNeeds(device, shape.dtype, cache, widest, page_size,
                           not shape.chunked and any(group.window for group in shape.groups),
                           latent.rank if latent else 0, 1 + drafts, shape.attention_cap > 0,
-                          shape.sinks, *others)
+                          shape.sinks, bool(shape.alibi), *others)

@@ -38,7 +38,7 @@ from actorium.gpu.families.dense_config import (
     seed_oss,
     smollm3,
 )
-from actorium.gpu.families.fp8_config import served_fp8
+from actorium.gpu.families.fp8_config import Fp8Shape, served_fp8
 from actorium.gpu.families.gemma_config import gemma3n, gemma4, gemma_layer
 from actorium.gpu.families.granite_config import (
     granite,
@@ -76,7 +76,7 @@ from actorium.gpu.families.mixture_config import (
     qwen2_moe,
 )
 from actorium.gpu.families.model_shape import ModelShape
-from actorium.gpu.families.nemotron_config import nemotron_h
+from actorium.gpu.families.nemotron_config import nemotron_h, nemotron_h_mtp
 from actorium.gpu.families.quant_config import (
     gguf_grouped,
     online_grouped,
@@ -102,7 +102,6 @@ from actorium.gpu.families.tensor_specs import (
 )
 from actorium.gpu.families.transformers_config import (
     any_decoder,
-    require_as_stored,
     require_class,
 )
 
@@ -177,7 +176,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "MambaForCausalLM": Architecture(mamba, parted_layer),
     "FalconMambaForCausalLM": Architecture(falcon_mamba, parted_layer),
     "JambaForCausalLM": Architecture(jamba, parted_layer),
-    "NemotronHForCausalLM": Architecture(nemotron_h, parted_layer),
+    "NemotronHForCausalLM": Architecture(nemotron_h, parted_layer, mtp=nemotron_h_mtp),
     "KimiLinearForCausalLM": Architecture(kimi_linear, parted_layer, names.KIMI),
     "Starcoder2ForCausalLM": Architecture(ln.starcoder2, causal_layer, names.FEED),
     "CohereForCausalLM": Architecture(ln.cohere, causal_layer),
@@ -195,6 +194,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "GPTJForCausalLM": Architecture(ln.gptj, causal_layer, names.GPT),
     "GPTBigCodeForCausalLM": Architecture(ln.gpt_bigcode, causal_layer, names.BIGCODE),
     "FalconForCausalLM": Architecture(ln.falcon, causal_layer, names.FALCON),
+    "BloomForCausalLM": Architecture(ln.bloom, causal_layer, names.BLOOM),
+    "MptForCausalLM": Architecture(ln.mpt, causal_layer, names.MPT),
     "PersimmonForCausalLM": Architecture(ln.persimmon, causal_layer, names.PERSIMMON),
     "Jais2ForCausalLM": Architecture(ln.jais2, causal_layer),
     "VaultGemmaForCausalLM": Architecture(vault_gemma, causal_layer),
@@ -225,7 +226,7 @@ def shape_from_config(
     own, raw = name in ARCHITECTURES, {**raw, "architectures": [name]}
     if impl == "transformers" or impl == "auto" and not own:
         require_class(name, raw, where, unsupported(name))
-        return _by_transformers(raw, where, dtype, max_model_len, quantization, own)
+        return _by_transformers(raw, where, dtype, max_model_len, quantization, group, head, own)
     if not own:
         raise BadModel(f"{where}: {unsupported(name)}; "
                        "--model-impl transformers serves many others by transformers' classes")
@@ -237,8 +238,8 @@ def shape_from_config(
                             "are), or fp8, int8 or int4 to quantise them", "model.quantization")
         quantization = "auto"
     shape = ARCHITECTURES[name].read(raw, where, dtype)
-    shape = replace(shape, fp8=fp8, max_model_len=within(shape.max_model_len, max_model_len, raw),
-                    vision=None if text_only else shape.vision).without_chunks()
+    shape = replace(shape, fp8=fp8, max_model_len=within(shape.max_model_len, max_model_len),
+                    vision=None if text_only else shape.vision).simplified()
     kept = stored.held(model_tensors(shape)) if stored else gguf_grouped(raw, where)
     if kept is not None and quantization == "auto":
         return replace(shape, grouped=kept)
@@ -254,9 +255,12 @@ def shape_from_config(
 
 
 def _by_transformers(raw: dict[str, Any], where: Path, dtype: str, max_model_len: int | None,
-                     quantization: str, own: bool) -> ModelShape:
+                     quantization: str, group: int | None, head: str, own: bool) -> ModelShape:
     """The shape of a model that transformers' class runs; own: we have a class for it, too."""
-    require_as_stored(quantization)
+    if quantization in STORED:
+        raise BadConfig(f"quantization: {quantization} is not for models that transformers' "
+                        "classes run (--model-impl): their checkpoints are not quantised",
+                        "model.quantization")
     try:
         shape = any_decoder(raw, where, dtype)
     except BadModel as error:
@@ -265,7 +269,12 @@ def _by_transformers(raw: dict[str, Any], where: Path, dtype: str, max_model_len
         raise BadModel(f"{where}: {unsupported(raw['architectures'][0])}; nor is it by "
                        "transformers' class (--model-impl): "
                        f"{error.message.removeprefix(f'{where}: ')}") from None
-    return replace(shape, max_model_len=within(shape.max_model_len, max_model_len, raw))
+    if quantization in MADE_BITS:
+        made = MADE_BITS[quantization]
+        shape = replace(shape, grouped=online_grouped(made, group, head, False, ()))
+    if quantization == "fp8":
+        shape = replace(shape, fp8=Fp8Shape(0, online=True))
+    return replace(shape, max_model_len=within(shape.max_model_len, max_model_len))
 
 
 def read_shape(path: Path, config: Config) -> ModelShape:
@@ -342,4 +351,6 @@ def attention_modules(s: ModelShape) -> list[str]:
     names = mtp_names(s)
     found = [s.parts[i].attention if s.parts else f"{layer_prefix(i)}{ATTENTION}"
              for i in s.attention_layers if s.owns_kv(i)]
-    return [*found, f"{names.layer}{ATTENTION}"] if names else found
+    if names is None:
+        return found
+    return [*found, s.mtp_parts.attention if s.mtp_parts else f"{names.layer}{ATTENTION}"]

@@ -1,5 +1,5 @@
 """Latent attention, and experts chosen by groups: DeepSeek-V2, DeepSeek-V3 with layers that draft,
-V3.2 without its indexer, and GLM-4.7-Flash and GLM-5, which are like these."""
+V3.2 with its indexer, and GLM-4.7-Flash and GLM-5, which are like these."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ from typing import Any
 
 from actorium.actors.errors import shown
 from actorium.gpu.families.decoder_config import MAX_INT, Fields, decoder_shape, mtp_layers
-from actorium.gpu.families.layer_shapes import ExpertShape, LatentShape, MixtureNames, Routing
+from actorium.gpu.families.layer_shapes import (
+    ExpertShape,
+    IndexShape,
+    LatentShape,
+    MixtureNames,
+    Routing,
+)
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.tensor_specs import (
     ATTENTION,
     MtpNames,
     TensorSpec,
+    index_tensors,
     latent_tensors,
     layer_mlp_tensors,
     layer_prefix,
@@ -50,8 +57,13 @@ GLM4_MOE_LITE: dict[str, Any] = {
     "q_lora_rank": 768, "rms_norm_eps": 1e-5, "first_k_dense_replace": 1,
 }
 """The same of GLM-4.7-Flash."""
+INDEXER: dict[str, Any] = {"index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128}
+"""The same of DeepSeek-V3.2's indexer."""
+FULL, SHARED = "full", "shared"
+"""What `indexer_types` says of layers with and without an indexer."""
 GLM_MOE_DSA: dict[str, Any] = {
-    **DEEPSEEK, "vocab_size": 154_880, "hidden_size": 6144, "intermediate_size": 12_288,
+    **DEEPSEEK, **INDEXER, "index_n_heads": 32,
+    "vocab_size": 154_880, "hidden_size": 6144, "intermediate_size": 12_288,
     "num_hidden_layers": 78, "num_attention_heads": 64, "q_lora_rank": 2048, "v_head_dim": 256,
     "qk_nope_head_dim": 192, "n_group": 1, "topk_group": 1, "rms_norm_eps": 1e-5,
     "max_position_embeddings": 202_752,
@@ -96,17 +108,54 @@ def glm4_moe_lite(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
 
 
 def deepseek_v32(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
-    """Reader of DeepSeek-V3.2's config: DeepSeek-V3, as long as no sequence has more tokens than
-    its indexer would choose (`model_dir.indexed_length`), whose weights are not read."""
-    defaults = {**DEEPSEEK, "max_position_embeddings": 163_840}
-    raw = {**completed_latent(raw, defaults), "rope_interleave": True}
-    return _listed(Fields(raw, where), dtype)
+    """Reader of DeepSeek-V3.2's config: DeepSeek-V3 with an indexer."""
+    defaults = {**DEEPSEEK, **INDEXER, "max_position_embeddings": 163_840}
+    get = Fields({**completed_latent(raw, defaults), "rope_interleave": True}, where)
+    return _indexed(get, _listed(get, dtype), False, ())
 
 
 def glm_moe_dsa(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
-    """Reader of GLM-5's config, of which the same is served as of DeepSeek-V3.2."""
-    raw = {**completed_latent(raw, GLM_MOE_DSA), "rope_interleave": True}
-    return _listed(Fields(raw, where), dtype)
+    """Reader of GLM-5's config: layers without an indexer attend to what the one before them
+    chose."""
+    get = Fields({**completed_latent(raw, GLM_MOE_DSA), "rope_interleave": True}, where)
+    shape = _listed(get, dtype)
+    return _indexed(get, shape, True, _sharing(get, shape.layers))
+
+
+def _indexed(get: Fields, shape: ModelShape, interleaved: bool,
+             shared: tuple[int, ...]) -> ModelShape:
+    """With the indexer that the config tells of. Raises `BadModel`."""
+    index = IndexShape(get.int("index_topk"), get.int("index_n_heads"), get.int("index_head_dim"),
+                       interleaved, shared)
+    assert shape.latent is not None
+    get.int("q_lora_rank")  # its queries are made of that latent
+    if index.dim < shape.latent.rope:
+        raise get.bad("index_head_dim", f"{index.dim} is less than the {shape.latent.rope} numbers "
+                      "that are rotated (qk_rope_head_dim)")
+    return replace(shape, index=index)
+
+
+def _sharing(get: Fields, layers: int) -> tuple[int, ...]:
+    """Layers without an indexer: those listed, or by a pattern of letters, or all but each
+    `index_topk_freq`-th. Raises `BadModel`."""
+    raw, name = get.raw, "indexer_types"
+    if raw.get(name) is None and (pattern := raw.get("index_topk_pattern")) is not None:
+        name = "index_topk_pattern"
+        if isinstance(pattern, str):
+            raw[name] = [{"F": FULL, "S": SHARED}.get(own, own) for own in pattern]
+    if raw.get(name) is not None:
+        kinds = get.kinds(name, (FULL, SHARED), layers)
+    else:
+        name = "index_topk_freq"
+        every = raw.get("index_topk_freq", 1)
+        offset = raw.get("index_skip_topk_offset", 2)
+        for field, value in ((name, every), ("index_skip_topk_offset", offset)):
+            if type(value) is not int or not 0 <= value <= MAX_INT:
+                raise get.bad(field, f"must be a number of layers, got {shown(value)}")
+        kinds = [SHARED if max(i - offset + 1, 0) % max(every, 1) else FULL for i in range(layers)]
+    if kinds[0] == SHARED:
+        raise get.bad(name, "the first layer has none before it whose tokens it could share")
+    return tuple(i for i, kind in enumerate(kinds) if kind == SHARED)
 
 
 def _listed(get: Fields, dtype: str) -> ModelShape:
@@ -134,7 +183,8 @@ def latent_decoder(get: Fields, dtype: str, kind: Routing = Routing(),
 def deepseek_layer(s: ModelShape, i: int, at: str) -> list[TensorSpec]:
     """Tensors of a layer: latent attention, and an MLP or experts."""
     assert s.latent is not None
-    return [*norm_tensors(at, s), *latent_tensors(f"{at}{ATTENTION}", s, s.latent),
+    index = index_tensors(f"{at}{ATTENTION}", s, s.latent) if s.index_layers([i]) else []
+    return [*norm_tensors(at, s), *latent_tensors(f"{at}{ATTENTION}", s, s.latent), *index,
             *layer_mlp_tensors(at, s, i)]
 
 

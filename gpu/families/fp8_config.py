@@ -19,11 +19,16 @@ states (GatedDeltaNet), a row for each head."""
 IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore")
 """What lists the modules whose weights are not in FP8."""
 METHOD, FORMAT = "compressed-tensors", "float-quantized"
-INTEGER_METHODS = ("awq", "gptq", "bitsandbytes")
+BITSANDBYTES = "bitsandbytes"
+INTEGER_METHODS = ("awq", "gptq", BITSANDBYTES, "hqq", "auto-round")
 MXFP4 = "mxfp4"
 """Weights are numbers of 4 bits: see `quant_config.py`, too."""
 MODELOPT = "modelopt"
 """NVIDIA's Model Optimizer: `quant_algo` says what weights are in."""
+TORCHAO = "torchao"
+"""`quant_type` says what weights are in: see `quantiser_config.py`, too."""
+TORCHAO_FLOATS = ("Float8WeightOnlyConfig", "Float8DynamicActivationFloat8WeightConfig")
+"""Its types of weights in FP8."""
 METHODS = {"awq_marlin": "awq", "gptq_marlin": "gptq", "modelopt_fp4": MODELOPT}
 """Names of vLLM's for how it multiplies; the files are those of these methods."""
 FIELDS = {"w_bit": "bits", "q_group_size": "group_size"}
@@ -82,7 +87,7 @@ def quantization_config(raw: dict[str, Any]) -> Any:
         return found
     named = {field: found[old] for old, field in FIELDS.items() if old in found} | found
     if "quant_method" not in found and (found.get("load_in_4bit") or found.get("load_in_8bit")):
-        return named | {"quant_method": INTEGER_METHODS[-1]}  # its first configs do not say
+        return named | {"quant_method": BITSANDBYTES}  # its first configs do not say
     producer, inner = found.get("producer"), found.get("quantization")
     if isinstance(inner, dict):
         named |= inner  # as in hf_quant_config.json
@@ -104,7 +109,7 @@ def otherwise_quantized(raw: dict[str, Any]) -> bool:
     method = found.get("quant_method")
     if method == MODELOPT:
         return found.get("quant_algo") not in ("FP8", "NVFP4")
-    return method not in ("fp8", MXFP4, *INTEGER_METHODS) and not _is_compressed(found)
+    return method not in ("fp8", MXFP4, TORCHAO, *INTEGER_METHODS) and not _is_compressed(found)
 
 
 def unquantized(raw: dict[str, Any]) -> dict[str, Any]:
@@ -140,12 +145,14 @@ def fp8_shape(raw: dict[str, Any], where: Path) -> Fp8Shape | None:
         return None
     if method == MODELOPT:
         return _modelopt(found, where)
+    if method == TORCHAO:
+        return _torchao(found, where)
     if method == METHOD:
         size, modules = _compressed(found, where)
         return Fp8Shape(size, tuple(MODEL_PREFIX.sub("model.", name) for name in modules))
     if method != "fp8":
         raise BadModel(f"{where}: {NAME}.quant_method: must be fp8, {METHOD}, {MXFP4}, {MODELOPT}, "
-                       f"{', '.join(INTEGER_METHODS[:-1])} or {INTEGER_METHODS[-1]}, "
+                       f"{TORCHAO}, {', '.join(INTEGER_METHODS[:-1])} or {INTEGER_METHODS[-1]}, "
                        f"got {shown(method)}")
     if block is not None and block != [BLOCK, BLOCK]:
         raise BadModel(f"{where}: {NAME}.weight_block_size: only [{BLOCK}, {BLOCK}] is supported, "
@@ -178,6 +185,35 @@ def _modelopt(found: dict[str, Any], where: Path) -> Fp8Shape | None:
                        f"alone, got {shown(names)}")
     return Fp8Shape(0, tuple("*" * ("*" in one) + MODEL_PREFIX.sub("model.", one.strip("*"))
                              for one in names))
+
+
+# --- torchao -------------------------------------------------------------------------------------
+
+def _torchao(found: dict[str, Any], where: Path) -> Fp8Shape | None:
+    """None where weights are not in FP8: see `quantiser_config.py`."""
+    kinds = found.get("quant_type")
+    kind = kinds.get("default") if isinstance(kinds, dict) else None
+    if not isinstance(kind, dict) or kind.get("_type") not in TORCHAO_FLOATS:
+        return None
+    own, at = kind.get("_data"), f"{where}: {NAME}.quant_type.default"
+    own = own if isinstance(own, dict) else {}
+    dtype, grains = own.get("weight_dtype"), own.get("granularity")
+    if isinstance(dtype, dict) and dtype.get("_data") != "float8_e4m3fn":
+        raise BadModel(f"{at}.weight_dtype: must be float8_e4m3fn, got {shown(dtype)}")
+    grain = grains[-1] if isinstance(grains, list) and grains else grains  # of inputs, of weights
+    name = grain.get("_type") if isinstance(grain, dict) else grain
+    size = grain.get("_data") if isinstance(grain, dict) else None
+    if name not in (None, "PerRow", "PerTensor") and not (
+            name == "PerBlock" and isinstance(size, dict)
+            and size.get("block_size") == [BLOCK, BLOCK]):
+        raise BadModel(f"{at}.granularity: must be PerRow, PerTensor or PerBlock of "
+                       f"{[BLOCK, BLOCK]}, got {shown(grain)}")
+    names = found.get("modules_to_not_convert") or []
+    if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+        raise BadModel(f"{where}: {NAME}.modules_to_not_convert: must list names")
+    left = () if found.get("include_input_output_embeddings") else ("lm_head",)
+    return Fp8Shape(BLOCK if name == "PerBlock" else 0,
+                    (*left, *(MODEL_PREFIX.sub("model.", one) for one in names)))
 
 
 # --- compressed-tensors --------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 - Command R and Command A (Cohere): attention and MLP side by side, after one norm; NoPE layers.
 - StableLM, Phi, GPT-NeoX, GPT-J, Falcon: side by side, or in turn; a part of each head is rotated.
 - GPT-2, GPTBigCode (StarCoder), OPT: learned positions.
+- BLOOM, MPT, and some of Falcon: no positions; scores fall with distance (ALiBi).
 - OLMo: norms without weights.
 - Arcee, Apertus: RMS norms, no gate.
 - Helium: RMS norms and a gate; the rotated pairs lie side by side.
@@ -11,6 +12,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -114,6 +116,20 @@ FALCON: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 """The same of Falcon."""
+BLOOM_FIELDS = {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
+"""What configs of BLOOM call these fields."""
+BLOOM: dict[str, Any] = {
+    "vocab_size": 250_880, "hidden_size": 64, "n_layer": 2, "n_head": 8,
+    "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "hidden_act": "gelu_new",
+}
+"""The same of BLOOM."""
+MPT_FIELDS = {"hidden_size": "d_model", "num_hidden_layers": "n_layers", "num_attention_heads":
+              "n_heads"}
+MPT: dict[str, Any] = {
+    "vocab_size": 50_368, "d_model": 2048, "n_layers": 24, "n_heads": 16,
+    "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True, "hidden_act": "gelu",
+}
+"""The same of MPT."""
 HELIUM: dict[str, Any] = {
     "vocab_size": 48_000, "hidden_size": 2560, "intermediate_size": 7040, "num_hidden_layers": 24,
     "num_attention_heads": 20, "num_key_value_heads": 20, "head_dim": 128, "rms_norm_eps": 1e-8,
@@ -279,8 +295,6 @@ def falcon(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     size = raw.get("ffn_hidden_size") or 4 * Fields(raw, where).int("hidden_size")
     get = Fields(raw, where)
     new, beside = get.flag("new_decoder_architecture"), get.flag("parallel_attn")
-    if get.flag("alibi"):
-        raise get.bad("alibi", "is not supported")
     if new and not beside:
         raise get.bad("parallel_attn", "must be true with new_decoder_architecture")
     heads = get.int("num_attention_heads")
@@ -291,8 +305,67 @@ def falcon(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
                        {"num_key_value_heads": "num_kv_heads",
                         "intermediate_size": "ffn_hidden_size"})
     bias = get.flag("bias")
+    if get.flag("alibi"):  # of which scores are multiplied by the scale, as of products
+        slopes = (_as_bf16(own) * shape.attention_scale for own in alibi_slopes(shape.heads))
+        shape = replace(shape, ropes=(), alibi=tuple(slopes))
     return replace(_biased(shape, bias, bias), parallel=beside,
                    layer_norms=ONE_NORM if beside and not two else shape.layer_norms)
+
+
+def bloom(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of BLOOM's config."""
+    raw = {key: value for key, value in raw.items() if key != "hidden_act"}
+    if raw.get("n_embed") is not None:
+        raw["hidden_size"] = raw["n_embed"]
+    get, shape = _sloping(_named(_of_all_heads(raw), BLOOM_FIELDS, BLOOM), where, dtype,
+                          BLOOM_FIELDS)
+    get.only(apply_residual_connection_post_layernorm=False)
+    return replace(_biased(shape, True, True), embed_norm=True)
+
+
+def mpt(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of MPT's config: no biases, not even of norms."""
+    raw = {key: value for key, value in raw.items() if key != "hidden_act"}
+    get, shape = _sloping(_named(_of_all_heads(raw), MPT_FIELDS, MPT), where, dtype, MPT_FIELDS)
+    get.only(expansion_ratio=4, no_bias=True, logit_scale=None)
+    own = raw.get("attn_config") or {}
+    if not isinstance(own, dict):
+        raise get.bad("attn_config", f"must be an object, got {shown(own)}")
+    attend = Fields(own, where, "attn_config.")
+    attend.only(attn_type="multihead_attention", prefix_lm=False, qk_ln=False, alibi=True,
+                alibi_bias_max=8)
+    clip = attend.float("clip_qkv") if own.get("clip_qkv") else 0.0
+    return replace(shape, norm_parts=("weight",), clip_qkv=clip,
+                   attention_scale=attend.float("softmax_scale", shape.attention_scale))
+
+
+def _sloping(raw: dict[str, Any], where: Path, dtype: str,
+             called: Mapping[str, str]) -> tuple[Fields, ModelShape]:
+    """A decoder without positions whose scores fall with distance."""
+    size = 4 * Fields(raw, where, called=called).int("hidden_size")
+    get, shape = _read({**raw, "intermediate_size": size}, where, dtype, {}, "layer_norm_epsilon",
+                       "hidden_act", False, called)
+    return get, replace(shape, ropes=(), alibi=alibi_slopes(shape.heads))
+
+
+def alibi_slopes(heads: int) -> tuple[float, ...]:
+    """By how much the scores of each of these heads fall with each token of distance (ALiBi, arXiv
+    2108.12409): from 2^(-8 / heads) to 2^-8. Of other numbers of heads than powers of two, every
+    other one of the next power of two comes first.
+
+    >>> alibi_slopes(3)
+    (0.0625, 0.00390625, 0.25)
+    """
+    whole = 1 << (heads - 1).bit_length()
+    slopes = [2.0 ** (-8 * (i + 1) / whole) for i in range(whole)]
+    return tuple(slopes if whole == heads else (slopes[1::2] + slopes[::2])[:heads])
+
+
+def _as_bf16(x: float) -> float:
+    """Rounded, as Falcon rounds its slopes."""
+    bits = int.from_bytes(struct.pack("<f", x), "little")
+    bits = bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000
+    return float(struct.unpack("<f", bits.to_bytes(4, "little"))[0])
 
 
 def helium(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
@@ -323,13 +396,18 @@ def apertus(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
 def _gpt(raw: dict[str, Any], where: Path, dtype: str,
          defaults: dict[str, Any]) -> tuple[Fields, ModelShape]:
     """A GPT, whose fields have names of their own."""
-    raw = _of_all_heads(raw)
-    given = {own: raw[name] for name, own in GPT_FIELDS.items() if name in raw and own != "n_inner"}
-    raw = completed({**given, **raw}, defaults)
+    fields = {name: own for name, own in GPT_FIELDS.items() if own != "n_inner"}
+    raw = _named(_of_all_heads(raw), fields, defaults)
     size = raw.get("n_inner") or 4 * Fields(raw, where).int("n_embd")
-    raw |= {name: raw.get(own) for name, own in GPT_FIELDS.items()} | {"intermediate_size": size}
-    return _read(raw, where, dtype, {}, "layer_norm_epsilon", "activation_function", False,
-                 GPT_FIELDS)
+    return _read({**raw, "intermediate_size": size}, where, dtype, {}, "layer_norm_epsilon",
+                 "activation_function", False, GPT_FIELDS)
+
+
+def _named(raw: dict[str, Any], fields: Mapping[str, str], defaults: dict[str, Any]
+           ) -> dict[str, Any]:
+    """A config whose fields have names of their own, by these and by those of all others."""
+    raw = completed({own: raw[name] for name, own in fields.items() if name in raw} | raw, defaults)
+    return raw | {name: raw.get(own) for name, own in fields.items()}
 
 
 def _of_all_heads(raw: dict[str, Any]) -> dict[str, Any]:

@@ -153,6 +153,21 @@ class LatentShape(NamedTuple):
         return self.rank + self.rope
 
 
+class IndexShape(NamedTuple):
+    """The indexer of layers that attend to chosen tokens (DeepSeek-V3.2, arXiv 2512.02556)."""
+
+    chosen: int
+    """Tokens that a query attends to, at most."""
+    heads: int
+    """Of its queries; its keys have one head."""
+    dim: int
+    """Of a query and of a key; the first `LatentShape.rope` numbers are rotated."""
+    interleaved: bool
+    """See `LatentShape`."""
+    shared: tuple[int, ...] = ()
+    """Layers without one, which attend to the tokens that the layer before them attends to."""
+
+
 class LayerNorms(NamedTuple):
     """What checkpoints call the norms of a layer with attention; "": there is none."""
 

@@ -139,7 +139,7 @@ def bamba_parts(i: int, attends: bool, recurs: bool) -> LayerParts:
 
 def parted_layer(s: ModelShape, i: int, at: str) -> list[TensorSpec]:
     """Tensors of a layer that has the parts that `s.parts` says. at: is theirs to name."""
-    parts = s.parts[i]
+    parts = s.parts_of(i)
     specs = norm_tensors("", s, [name for name in (parts.norm, parts.mlp_norm) if name])
     if parts.attention and s.latent is not None:
         specs += latent_tensors(parts.attention, s, s.latent)
@@ -153,7 +153,7 @@ def parted_layer(s: ModelShape, i: int, at: str) -> list[TensorSpec]:
         specs += conv_tensors(parts.recurrent, s.recurrence, s.hidden)
     if parts.recurrent and isinstance(s.recurrence, ScanShape):
         specs += scan_tensors(parts.recurrent, s.recurrence, s.hidden)
-    if parts.mlp and i in s.sparse and s.experts:
+    if parts.mlp and s.has_experts(i) and s.experts:
         mixture = grouped_mixture_tensors if s.routing else mixture_tensors
         specs += mixture(parts.mlp, s.hidden, s.experts)
     elif parts.mlp:

@@ -5,9 +5,9 @@ Nothing here needs torch: dtypes are names.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from actorium.actors.errors import BadConfig
 from actorium.gpu.families.fp8_config import Fp8Shape
 from actorium.gpu.families.layer_shapes import (
     GATED,
@@ -15,6 +15,7 @@ from actorium.gpu.families.layer_shapes import (
     AltUpShape,
     ExpertShape,
     FullHeads,
+    IndexShape,
     LatentShape,
     LayerGroup,
     LayerNorms,
@@ -92,6 +93,8 @@ class ModelShape:
     learned_positions: int = 0
     """Rows of a table of which that of its position is added to each embedding; 0 = there is
     none."""
+    embed_norm: bool = False
+    """Embeddings are normed."""
     head_bias: bool = False
     embed_scale: float = 1.0
     """On the embeddings."""
@@ -100,6 +103,9 @@ class ModelShape:
     """Scores become cap * tanh(score / cap); 0 = they stay."""
     logit_cap: float = 0.0
     """The same of logits."""
+    alibi: tuple[float, ...] = ()
+    """Of the heads of all GPUs: by how much scores fall with each token of distance (ALiBi, arXiv
+    2108.12409); (): they do not."""
     sinks: bool = False
     """Each head has a learned score that no token's value goes with (an attention sink)."""
     activation: str = "silu"
@@ -120,6 +126,8 @@ class ModelShape:
     layer_norms: LayerNorms = LayerNorms()
     parts: tuple[LayerParts, ...] = ()
     """Of each layer, for families whose layers differ in them; (): each has a mixer and an MLP."""
+    mtp_parts: LayerParts | None = None
+    """Those of the layer that drafts, of a model whose layers differ in their parts."""
     dense_names: tuple[str, ...] = GATED
     """What a dense MLP's projections are called, where `parts` say where it is."""
     multipliers: Multipliers | None = None
@@ -157,6 +165,8 @@ class ModelShape:
     """How they are chosen; None: by the highest probabilities."""
     latent: LatentShape | None = None
     """Attention over latents instead of keys and values."""
+    index: IndexShape | None = None
+    """What chooses the tokens that queries attend to; None: they attend to all before them."""
     altup: AltUpShape | None = None
     """None: hidden states are one stream."""
     mtp_layers: int = 0
@@ -266,6 +276,13 @@ class ModelShape:
             return any(parts.mlp and i not in self.sparse for i, parts in enumerate(self.parts))
         return self.layers > len(self.sparse)
 
+    def parts_of(self, i: int) -> LayerParts:
+        """Those of the i-th layer, or of the one that drafts, behind all others."""
+        if i < self.layers:
+            return self.parts[i]
+        assert self.mtp_parts is not None
+        return self.mtp_parts
+
     def has_experts(self, i: int) -> bool:
         """Whether the i-th layer's MLP is a mixture; that of a layer that drafts, behind all
         others, is one where the model has any."""
@@ -297,11 +314,21 @@ class ModelShape:
         still = bool(self.ropes) and self.ropes[self.rope_index(i)].kind == NOPE.kind
         return self.qk_norm and (self.norms_still or not still)
 
-    def without_chunks(self) -> ModelShape:
-        """The same where every sequence that is served is shorter than a chunk."""
-        if not self.chunked or max(self.windows) < self.max_model_len:
-            return self
-        return replace(self, chunked=False, windows=(0,) * self.layers)
+    def simplified(self) -> ModelShape:
+        """The same without what only sequences longer than any that is served need: chunks, an
+        indexer."""
+        own = self
+        if self.chunked and max(self.windows) >= self.max_model_len:
+            own = replace(own, chunked=False, windows=(0,) * self.layers)
+        if self.index is not None and self.index.chosen >= self.max_model_len:
+            own = replace(own, index=None)
+        return own
+
+    def index_layers(self, layers: Iterable[int]) -> tuple[int, ...]:
+        """Those of these layers that have an indexer, and its keys in their pages."""
+        if self.index is None:
+            return ()
+        return tuple(i for i in layers if i not in self.index.shared)
 
     def group_and_index(self, i: int) -> tuple[int, int]:
         """The group of the layer whose keys and values the i-th one attends to, and its index in
@@ -340,9 +367,12 @@ class ModelShape:
         vocabulary are divided; kv heads fewer than `tp` are replicated. Raises `BadConfig`."""
         if tp == 1:
             return self
-        if self.by_transformers:
-            raise BadConfig("--tp: models that transformers' classes run (--model-impl) are not "
-                            "split: their weights have no rank's parts", "tp")
+        if self.by_transformers:  # what ranks share out beside these follows from the class
+            plain = (2 - self.tied) * self.vocab_size * self.hidden
+            numbers = plain + -(-max(0, self.by_transformers - plain) // tp)
+            return replace(self, tp=tp, by_transformers=min(numbers, self.by_transformers),
+                           heads=part(self.heads, tp, "attention heads"),
+                           kv_heads=part(self.kv_heads, tp, "key heads of transformers' classes"))
         experts = self.experts
         if experts is not None:
             step = tp * (self.grouped.step if self.grouped else 1)

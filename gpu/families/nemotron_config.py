@@ -8,12 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from actorium.actors.errors import shown
-from actorium.gpu.families.decoder_config import MAX_LAYERS, Fields, completed, decoder_shape
+from actorium.gpu.families.decoder_config import (
+    MAX_LAYERS,
+    Fields,
+    completed,
+    decoder_shape,
+    mtp_layers,
+)
 from actorium.gpu.families.deepseek_config import grouped_experts
 from actorium.gpu.families.layer_shapes import LayerParts, MixtureNames
 from actorium.gpu.families.mamba_config import MambaNames, read_mamba
 from actorium.gpu.families.model_shape import ModelShape
-from actorium.gpu.families.tensor_specs import layer_prefix
+from actorium.gpu.families.tensor_specs import MtpNames, layer_prefix
 
 NEMOTRON_H: dict[str, Any] = {
     "vocab_size": 131_072, "hidden_size": 4096, "num_attention_heads": 32,
@@ -38,6 +44,10 @@ LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 WORDS = {"linear_attention": "mamba", "full_attention": "attention",
          **{kind: kind for kind in LETTERS.values()}}
 """Kinds of blocks, as patterns and lists of them call these."""
+MTP_BLOCKS = ["attention", "moe"]
+"""Of the layer that drafts; others are not served, and then nothing is drafted."""
+MTP_PARTS = LayerParts("mtp.layers.0.norm", "mtp.layers.0.mixer.", "", "mtp.layers.1.norm",
+                       "mtp.layers.1.mixer.")
 
 
 def nemotron_h(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
@@ -59,21 +69,40 @@ def nemotron_h(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     if not sparse:
         return shape
     get.only(mlp_bias=False)
+    drafts = mtp_layers(get) if _mtp_blocks(get) == MTP_BLOCKS else 0
     experts, routing = grouped_experts(get, names=EXPERTS)
     latent = 0 if get.raw.get("moe_latent_size") is None else get.int("moe_latent_size")
-    return replace(shape, sparse=sparse, routing=routing, experts=experts._replace(
-        shared=get.int("moe_shared_expert_intermediate_size"), latent=latent))
+    return replace(shape, sparse=sparse, routing=routing, mtp_layers=drafts,
+                   mtp_parts=MTP_PARTS if drafts else None, experts=experts._replace(
+                       shared=get.int("moe_shared_expert_intermediate_size"), latent=latent))
+
+
+def nemotron_h_mtp(_: ModelShape) -> MtpNames:
+    """The layer that drafts: a block with attention, and one with experts."""
+    at = "mtp.layers.0."
+    return MtpNames(at, f"{at}eh_proj", f"{at}enorm", f"{at}hnorm",
+                    "mtp.layers.1.final_layernorm")
 
 
 def _blocks(get: Fields) -> list[str]:
     """The kind of each block. Raises `BadModel`."""
-    listed, pattern = get.raw.get("layers_block_type"), get.raw.get("hybrid_override_pattern")
-    if listed is None:
-        listed = get.raw.get("layer_types")
+    if get.raw.get("layers_block_type") is None and get.raw.get("layer_types") is not None:
+        get.raw["layers_block_type"] = get.raw["layer_types"]
+    return _kinds(get, "layers_block_type", "hybrid_override_pattern",
+                  ["mamba", "moe", "attention", "mlp"])
+
+
+def _mtp_blocks(get: Fields) -> list[str]:
+    """Those of the layer that drafts."""
+    return _kinds(get, "mtp_layers_block_type", "mtp_hybrid_override_pattern", MTP_BLOCKS)
+
+
+def _kinds(get: Fields, listing: str, letters: str, default: list[str]) -> list[str]:
+    """What a list of kinds of blocks says, or a pattern of letters. Raises `BadModel`."""
+    listed, pattern = get.raw.get(listing), get.raw.get(letters)
     if listed is None and pattern is None:
-        return ["mamba", "moe", "attention", "mlp"]
-    name, known = ("layers_block_type", WORDS) if listed is not None else (
-        "hybrid_override_pattern", LETTERS)
+        return default
+    name, known = (listing, WORDS) if listed is not None else (letters, LETTERS)
     kinds = pattern if listed is None else listed
     if not isinstance(kinds, str | list) or not 0 < len(kinds) <= MAX_LAYERS or not all(
             isinstance(kind, str) and kind in known for kind in kinds):

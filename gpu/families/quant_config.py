@@ -1,6 +1,6 @@
 """Which weights are held in 4 to 8 bits: as `config.json` says of those that a checkpoint has in
-codes (AWQ, GPTQ, bitsandbytes, MXFP4, formats of compressed-tensors), as a GGUF file has them, and
-as `--quantization int8|int4` makes them at load."""
+codes (AWQ, GPTQ, bitsandbytes, torchao, HQQ, auto-round, MXFP4, formats of compressed-tensors), as
+a GGUF file has them, and as `--quantization int8|int4` makes them at load."""
 
 from __future__ import annotations
 
@@ -15,24 +15,34 @@ from actorium.gpu.families.decoder_config import Fields
 from actorium.gpu.families.fp8_config import (
     FORMAT,
     INTEGER_FORMATS,
-    INTEGER_METHODS,
     KEPT_UNQUANTISED,
     METHOD,
-    MODEL_PREFIX,
     MODELOPT,
     MXFP4,
     NAME,
+    TORCHAO,
     quantization_config,
 )
-from actorium.gpu.families.module_patterns import parse_pattern
+from actorium.gpu.families.quantiser_config import auto_round, hqq, torchao
 from actorium.gpu.families.stored_weights import (
+    AUTO_ROUND,
+    AWQ,
+    BITSANDBYTES,
     BNB_FP4,
     BNB_INT8,
     BNB_NF4,
+    GPTQ,
+    GPTQ_V2,
     HEAD,
+    HQQ,
+    INTEGERS,
+    MAX_PATTERNS,
     MXFP4_PACKED,
+    NAIVE,
     NVFP4,
     NVFP4_MODELOPT,
+    PACKED,
+    PATTERN,
     ModuleNames,
     StoredWeight,
     StoredWeights,
@@ -41,13 +51,13 @@ from actorium.gpu.families.stored_weights import (
     flag,
     group_size,
     listed_names,
+    module_names,
+    named_anywhere,
 )
 from actorium.gpu.families.tensor_specs import EMBED, TensorSpec
 from actorium.gpu.families.weight_formats import ONLINE, GroupedShape, WeightFormat
 
-AWQ, GPTQ, BITSANDBYTES = INTEGER_METHODS
-PACKED, INTEGERS, NAIVE, MIXED = INTEGER_FORMATS[:4]
-LINEAR, PATTERN = "Linear", "re:"
+LINEAR = "Linear"
 E2M1_GROUPS = {NVFP4: 16, NVFP4_MODELOPT: 16, MXFP4_PACKED: 32}
 """Columns that share a scale."""
 BLOCKS = "modules_in_block_to_quantize"
@@ -55,9 +65,9 @@ LISTED = "modules_to_not_convert"
 SKIPPED, STORAGE = "llm_int8_skip_modules", "bnb_4bit_quant_storage"
 BLOCK_4BIT = 64
 """Numbers of a weight of bitsandbytes that share a scale, one behind the other."""
-LAYOUT, GPTQ_V2 = "checkpoint_format", "gptq_v2"
-MAX_NAMES, MAX_PATTERNS = 100_000, 64
-"""Of modules in a list; of patterns, each of which is asked for every module."""
+LAYOUT = "checkpoint_format"
+MAX_NAMES = 100_000
+"""Of modules in a list."""
 GROUP = 32
 """Columns that share a scale, by default."""
 STACKED_FP4 = "GptOssForCausalLM"
@@ -80,6 +90,12 @@ def stored_weights(raw: dict[str, Any], where: Path) -> StoredWeights | None:
         return _gptq(get)
     if method == BITSANDBYTES:
         return _bitsandbytes(get)
+    if method == HQQ:
+        return hqq(get)
+    if method == AUTO_ROUND:
+        return auto_round(get)
+    if method == TORCHAO:
+        return torchao(get)
     if method == MODELOPT and found.get("quant_algo") == "NVFP4":
         return _modelopt(get)
     if method == MXFP4:
@@ -114,29 +130,44 @@ def _awq(get: Fields) -> StoredWeights:
 # --- GPTQ ----------------------------------------------------------------------------------------
 
 def _gptq(get: Fields) -> StoredWeights:
-    bits = chosen(get, "bits", (4, 8))
     layout = get.raw.get(LAYOUT) or GPTQ
     if layout not in (GPTQ, GPTQ_V2) or get.raw.get("is_marlin_format"):
         raise get.bad(LAYOUT, f"must be {GPTQ} or {GPTQ_V2}, got "
                       f"{shown(layout if layout not in (GPTQ, GPTQ_V2) else 'marlin')}")
-    if get.raw.get("dynamic"):
-        raise get.bad("dynamic", f"rules for single modules are not supported, "
-                      f"got {shown(get.raw['dynamic'])}")
     if get.raw.get("pack_dtype", "int32") != "int32":
         raise get.bad("pack_dtype", f"must be int32, got {shown(get.raw['pack_dtype'])}")
-    group = group_size(get, "group_size")
-    ordered = bool(group) and flag(get, "desc_act", False) and not flag(get, "static_groups",
-                                                                          False)
-    own = StoredWeight(str(layout), bits, group, flag(get, "sym", True), ordered)
+    own, rules = _gptq_weight(get, str(layout)), _gptq_rules(get, str(layout))
     left = [] if flag(get, "lm_head", False) else [HEAD]
     rest = ModuleNames(frozenset(left), (), listed_names(get, LISTED)), None
     blocks = get.raw.get(BLOCKS)
     if blocks is None:
-        return StoredWeights(GPTQ, own, (rest,))
+        return StoredWeights(GPTQ, own, (*rules, rest))
     names = [name for block in (blocks if isinstance(blocks, list) else [None])
              for name in (block if isinstance(block, list) else [block])]
     some = ModuleNames(frozenset(), (), checked_names(get, BLOCKS, names))
-    return StoredWeights(GPTQ, None, (rest, (some, own)))
+    return StoredWeights(GPTQ, None, (*rules, rest, (some, own)))
+
+
+def _gptq_weight(get: Fields, layout: str) -> StoredWeight:
+    group = group_size(get, "group_size")
+    ordered = bool(group) and flag(get, "desc_act", False) and not flag(get, "static_groups",
+                                                                          False)
+    return StoredWeight(layout, chosen(get, "bits", (4, 8)), group, flag(get, "sym", True), ordered)
+
+
+def _gptq_rules(get: Fields, layout: str) -> list[tuple[ModuleNames, StoredWeight | None]]:
+    """Of modules by patterns: behind `-:` of those that are not quantised, of others (`+:` or
+    nothing) fields that differ."""
+    found = get.raw.get("dynamic") or {}
+    if not isinstance(found, dict) or len(found) > MAX_PATTERNS or not all(
+            isinstance(own, dict) for own in found.values()):
+        raise get.bad("dynamic", f"must be an object of at most {MAX_PATTERNS} objects, "
+                      f"got {shown(found)}")
+    return [(module_names(get, "dynamic", [
+                 f"{PATTERN}{name.removeprefix('+:').removeprefix('-:')}"]),
+             None if name.startswith("-:") else _gptq_weight(
+                 Fields({**get.raw, **own}, get.where, f"{get.prefix}dynamic.{name}."), layout))
+            for name, own in found.items()]
 
 
 # --- bitsandbytes --------------------------------------------------------------------------------
@@ -156,9 +187,7 @@ def _bitsandbytes(get: Fields) -> StoredWeights:
             raise get.bad(STORAGE, f"must be uint8, got {shown(storage)}")
         layout = layouts[kind]
     own = StoredWeight(layout, 4 if four else 8, BLOCK_4BIT if four else 0, True)
-    names = ([HEAD] if get.raw.get(SKIPPED) is None else
-             [MODEL_PREFIX.sub("model.", name) for name in listed_names(get, SKIPPED)])
-    left = ModuleNames(frozenset(names), (), tuple(f".{name}." for name in names))
+    left = named_anywhere((HEAD,) if get.raw.get(SKIPPED) is None else listed_names(get, SKIPPED))
     return StoredWeights(BITSANDBYTES, own, ((left, None),))
 
 
@@ -179,7 +208,7 @@ def _modelopt(get: Fields) -> StoredWeights:
     if get.raw.get("group_size", group) != group:
         raise get.bad("group_size", f"must be {group}, got {shown(get.raw['group_size'])}")
     names = listed_names(get, "ignore")
-    left = _module_names(get, "ignore", (
+    left = module_names(get, "ignore", (
         f"{PATTERN}{name.replace('.', chr(92) + '.').replace('*', '.*')}$" if "*" in name else name
         for name in names))
     left = left._replace(parts=tuple(f".{name}." for name in names if "*" not in name))
@@ -213,10 +242,10 @@ def _compressed(get: Fields) -> StoredWeights:
             if default is not None:
                 raise own.bad("targets", f"{LINEAR} is the target of another group, too")
             default = how
-        names = _module_names(own, "targets", targets)
+        names = module_names(own, "targets", targets)
         named.append((names._replace(patterns=()), how))
         matched.append((names._replace(names=frozenset()), how))
-    ignored = _module_names(get, "ignore", listed_names(get, "ignore", MAX_NAMES))
+    ignored = module_names(get, "ignore", listed_names(get, "ignore", MAX_NAMES))
     return StoredWeights(METHOD, default, ((ignored, None), *named, *matched))
 
 
@@ -277,22 +306,6 @@ def _check_inputs(get: Fields, inputs: object) -> None:
         raise get.bad("input_activations.symmetric", "static zero-points are not supported")
 
 
-def _module_names(get: Fields, field: str, found: Iterable[str]) -> ModuleNames:
-    """Modules by name, or by pattern behind `re:`."""
-    names, patterns = [], []
-    for name in found:
-        if not name.startswith(PATTERN):
-            names.append(MODEL_PREFIX.sub("model.", name))
-        elif (pattern := parse_pattern(name[len(PATTERN):])) is not None:
-            patterns.append(pattern)
-        else:
-            raise get.bad(field, "patterns may have characters, classes, groups of alternatives "
-                          f"and repeated characters, got {shown(name)}")
-    if len(patterns) > MAX_PATTERNS:
-        raise get.bad(field, f"lists more than {MAX_PATTERNS} patterns")
-    return ModuleNames(frozenset(names), tuple(patterns))
-
-
 # --- GGUF ----------------------------------------------------------------------------------------
 
 FORMATS = {
@@ -307,7 +320,7 @@ FORMATS = {
     "IQ2_XXS": WeightFormat(8, 32, False), "IQ2_XS": WeightFormat(8, 16, False),
     "IQ2_S": WeightFormat(8, 16, False), "IQ3_XXS": WeightFormat(8, 32, False),
     "IQ3_S": WeightFormat(5, 32, False), "IQ4_NL": WeightFormat(8, 32, False),
-    "IQ4_XS": WeightFormat(8, 32, False), "MXFP4": WeightFormat(5, 32, False),
+    "IQ4_XS": WeightFormat(8, 32, False), "MXFP4": WeightFormat(4, 32, False, True),
     "NVFP4": WeightFormat(5, 16, False),
 }
 """Of each type of tensor; None: it is plain. All numbers of a block are whole multiples of their

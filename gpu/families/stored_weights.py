@@ -9,13 +9,18 @@ from typing import Any, NamedTuple
 
 from actorium.actors.errors import shown
 from actorium.gpu.families.decoder_config import Fields
-from actorium.gpu.families.fp8_config import MXFP4
-from actorium.gpu.families.module_patterns import ModulePattern
+from actorium.gpu.families.fp8_config import INTEGER_FORMATS, INTEGER_METHODS, MODEL_PREFIX, MXFP4
+from actorium.gpu.families.module_patterns import ModulePattern, parse_pattern
 from actorium.gpu.families.tensor_specs import TensorSpec
 from actorium.gpu.families.weight_formats import GroupedShape, WeightFormat
 
 GROUPS = (16, 32, 64, 128)
 """Columns that share a scale in memory; a larger group of a file is several of the last."""
+AWQ, GPTQ, BITSANDBYTES, HQQ, AUTO_ROUND = INTEGER_METHODS
+GPTQ_V2 = "gptq_v2"
+PACKED, INTEGERS, NAIVE, MIXED = INTEGER_FORMATS[:4]
+PATTERN = "re:"
+"""What a pattern of names begins with."""
 IMAGES = "language_model"
 """Where checkpoints of text and images have what this engine serves."""
 HEAD = "lm_head"
@@ -26,35 +31,39 @@ NVFP4, NVFP4_MODELOPT, MXFP4_PACKED = "nvfp4-pack-quantized", "nvfp4", "mxfp4-pa
 LOOKED_UP = {BNB_NF4: 8, BNB_FP4: 8, NVFP4: 5, NVFP4_MODELOPT: 5, MXFP4_PACKED: 5}
 """Layouts whose codes of 4 bits are indices of a table, and the bits of whole numbers that take
 their places in memory."""
-MAX_PARTS = 10_000
-"""Of parts of names in a list, each of which is asked for every module."""
+MAX_PARTS, MAX_PATTERNS = 10_000, 64
+"""Of parts of names in a list, and of patterns, each of which is asked for every module."""
 
 
 class StoredWeight(NamedTuple):
     """How the files have a weight."""
 
     layout: str
-    """AWQ, GPTQ, GPTQ_V2, PACKED, INTEGERS, MXFP4, BNB_INT8 or one of LOOKED_UP: which tensors it
-    has, and what is in them."""
+    """AWQ, GPTQ, GPTQ_V2, PACKED, INTEGERS, HQQ, MXFP4, BNB_INT8 or one of LOOKED_UP: which
+    tensors it has, and what is in them."""
     bits: int
-    """Of a code: 4 or 8."""
+    """Of a code: 4 or 8; 1 to 8 where a code takes a byte, or of HQQ."""
     group: int
     """Columns that share a scale; 0: all of a row do."""
     symmetric: bool
     """No zero-points: all are the middle code."""
     ordered: bool = False
     """A group's columns may lie anywhere in a row (act-order)."""
+    across: bool = False
+    """Rows of a column share a scale (HQQ's axis 0): it is dequantised when it is read."""
 
     @property
     def held(self) -> WeightFormat:
         """The format in memory."""
-        bits = LOOKED_UP.get(self.layout, self.bits)
+        bits = LOOKED_UP.get(self.layout, 4 if self.bits <= 4 else 8)
         return WeightFormat(bits, min(self.group, GROUPS[-1]), not self.symmetric,
                             self.layout == MXFP4)
 
     def held_of(self, columns: int) -> WeightFormat | None:
         """That of a weight of so many columns; None where they are not whole groups."""
         own = self.held
+        if self.across or self.group and self.group not in GROUPS and self.group % GROUPS[-1]:
+            return None
         return own if columns % max(1, self.group) == 0 and own.takes(columns) else None
 
 
@@ -91,7 +100,7 @@ class StoredWeights(NamedTuple):
     """How the files have the weights of all modules."""
 
     source: str
-    """The method: AWQ, GPTQ, or compressed-tensors."""
+    """The method: one of `STORED` of the config's tree."""
     default: StoredWeight | None
     """Of what no rule is about; None: not quantised."""
     rules: tuple[tuple[ModuleNames, StoredWeight | None], ...]
@@ -157,3 +166,25 @@ def checked_names(get: Fields, name: str, found: list[Any],
     if len(found) > most:
         raise get.bad(name, f"must list at most {most} names")
     return tuple(found)
+
+
+def module_names(get: Fields, field: str, found: Iterable[str]) -> ModuleNames:
+    """Modules by name, or by pattern behind `re:`."""
+    names, patterns = [], []
+    for name in found:
+        if not name.startswith(PATTERN):
+            names.append(MODEL_PREFIX.sub("model.", name))
+        elif (pattern := parse_pattern(name[len(PATTERN):])) is not None:
+            patterns.append(pattern)
+        else:
+            raise get.bad(field, "patterns may have characters, classes, groups of alternatives "
+                          f"and repeated characters, got {shown(name)}")
+    if len(patterns) > MAX_PATTERNS:
+        raise get.bad(field, f"lists more than {MAX_PATTERNS} patterns")
+    return ModuleNames(frozenset(names), tuple(patterns))
+
+
+def named_anywhere(names: tuple[str, ...]) -> ModuleNames:
+    """Modules of these names, or whose names have these as parts."""
+    names = tuple(MODEL_PREFIX.sub("model.", name) for name in names)
+    return ModuleNames(frozenset(names), (), tuple(f".{name}." for name in names))

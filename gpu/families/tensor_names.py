@@ -34,6 +34,12 @@ GPT2: Renames = ((r"\.c_(attn|proj|fc)\.weight$", r".c_\1.weight_t"), *GPT,
 """Its matrices lie on their side: [inputs, outputs]."""
 BIGCODE: Renames = (*GPT, (r"\.attn\.c_attn\.", ".self_attn.qkv_by_head."))
 FALCON: Renames = (*GPT, *BY_HEAD)
+BLOOM: Renames = (
+    (r"^(transformer\.)?word_embeddings_layernorm\.", "model.embed_norm."), *FALCON)
+MPT: Renames = (
+    (r"^transformer\.blocks\.", "model.layers."), (r"\.norm_1\.", ".input_layernorm."),
+    (r"\.norm_2\.", ".post_attention_layernorm."), (r"\.ffn\.", ".mlp."),
+    (r"\.attn\.Wqkv\.", ".self_attn.qkv_proj."), (r"^transformer\.norm_f\.", "model.norm."), *GPT)
 OPT: Renames = (
     (r"^(model\.)?decoder\.embed_positions\.weight$", "model.embed_positions.padded"),
     (r"^(model\.)?decoder\.final_layer_norm\.", "model.norm."),

@@ -21,6 +21,7 @@ from actorium.gpu.families.vision_shape import VisionShape
 from actorium.gpu.families.weight_formats import ONLINE, GroupedShape, WeightFormat
 
 EMBED, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm", "lm_head.weight"
+EMBED_NORM = "model.embed_norm"
 POSITIONS = "model.embed_positions.weight"
 """The table of learned positions."""
 TOKEN_TABLE, TOKEN_PROJECTION, TOKEN_NORM = (
@@ -33,6 +34,8 @@ EMBED_AND_HEAD = (EMBED, HEAD)
 """The tensors that are not a projection's and can be held in 4 to 8 bits."""
 ATTENTION = "self_attn."
 """What the names of an attention's tensors begin with, in a layer of any family."""
+INDEXER = "indexer."
+"""What those of an attention's indexer begin with there."""
 SINKS = "sinks"
 """What checkpoints call a layer's attention sinks."""
 TOWER = "visual."
@@ -125,6 +128,8 @@ def layer_prefix(i: int) -> str:
 def embedding_and_head_tensors(s: ModelShape) -> list[TensorSpec]:
     """Embeddings, final norm and head."""
     specs = [TensorSpec(EMBED, (s.vocab_size, s.hidden)), *norm_tensors("", s, (FINAL_NORM,))]
+    if s.embed_norm:
+        specs += norm_tensors("", s, (EMBED_NORM,))
     if s.learned_positions:
         specs.append(TensorSpec(POSITIONS, (s.learned_positions, s.hidden)))
     if (given := s.token_inputs) is not None:
@@ -211,6 +216,17 @@ def latent_tensors(at: str, s: ModelShape, m: LatentShape) -> list[TensorSpec]:
         TensorSpec(f"{at}kv_b_proj.weight", (s.heads * (m.plain + m.value), m.rank)),
         *linear_tensors(f"{at}o_proj", s.hidden, s.heads * m.value, s.o_bias),
     ]
+
+
+def index_tensors(at: str, s: ModelShape, m: LatentShape) -> list[TensorSpec]:
+    """The indexer of an attention over latents, which every GPU has whole, in the model's dtype."""
+    if (x := s.index) is None:
+        return []
+    return [TensorSpec(f"{at}{INDEXER}wq_b.weight", (x.heads * x.dim, m.query_rank)),
+            TensorSpec(f"{at}{INDEXER}wk.weight", (x.dim, s.hidden)),
+            TensorSpec(f"{at}{INDEXER}k_norm.weight", (x.dim,)),
+            TensorSpec(f"{at}{INDEXER}k_norm.bias", (x.dim,)),
+            TensorSpec(f"{at}{INDEXER}weights_proj.weight", (x.heads, s.hidden))]
 
 
 def _turned(m: LatentShape, each: int, heads: int) -> bool:

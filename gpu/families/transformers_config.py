@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from actorium.actors.errors import BadConfig, BadModel
+from actorium.actors.errors import BadModel
 from actorium.actors.models.model_dir import checkpoint_bytes, max_model_len, text_config
 from actorium.gpu.families.decoder_config import Fields, weight_dtype
 from actorium.gpu.families.model_shape import DTYPE_BYTES, ModelShape
@@ -102,11 +102,3 @@ def _windows(get: Fields, layers: int) -> tuple[int, ...]:
                       f"with {' and '.join(KINDS)} alone") from None
     window = get.int("sliding_window") if get.raw.get("sliding_window") else 0
     return tuple(window if KINDS[kind] else 0 for kind in kinds)
-
-
-def require_as_stored(quantization: str) -> None:
-    """Raise `BadConfig` where weights are to be quantised."""
-    if quantization not in ("auto", "none"):
-        raise BadConfig(f"quantization: {quantization} is not for models that transformers' "
-                        "classes run (--model-impl): their weights are served unquantised",
-                        "model.quantization")

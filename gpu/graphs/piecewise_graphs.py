@@ -161,7 +161,8 @@ class PiecewiseGraphRunner:
 
     def _first(self, size: int) -> tuple[ForwardContext, Tensor, tuple[Any, ...]]:
         model, inputs = self._model, self._inputs
-        groups = [GroupContext(inputs.kv_index(g, size), pool.layers, NO_ATTENTION, pool.scales)
+        groups = [GroupContext(inputs.kv_index(g, size), pool.layers, NO_ATTENTION, pool.scales,
+                               pool.index_keys)
                   for g, pool in enumerate(self._pools)]
         tokens, positions = inputs.tokens(size), inputs.positions(size)
         hidden = model.embedded(tokens, positions)

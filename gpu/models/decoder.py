@@ -17,6 +17,7 @@ from actorium.gpu.families.architectures import mtp_names
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.tensor_specs import (
     EMBED,
+    EMBED_NORM,
     FINAL_NORM,
     HEAD,
     POSITIONS,
@@ -24,6 +25,7 @@ from actorium.gpu.families.tensor_specs import (
 )
 from actorium.gpu.models.forward_context import (
     NO_ATTENTION,
+    ChosenTokens,
     ForwardContext,
     GroupContext,
     StatePlan,
@@ -164,6 +166,11 @@ class LoadedModel(ABC):
         widest = max(own.head_dim for own in shape.kinds)
         self.ops = select_ops(self.dtype, device, widest, native, kernels,
                               attention.exact_states)
+        self.slopes: Tensor | None = None
+        """f32[heads]: of this rank's heads, where scores fall with distance."""
+        if shape.alibi:
+            first = group.place.rank * shape.heads
+            self.slopes = torch.tensor(shape.alibi[first:first + shape.heads], device=device)
         self.drafter: MtpDrafter | None = None
         """Of a model with a layer that drafts; who loads the model gives it one."""
         self.vision: VisionTower | None = None
@@ -200,13 +207,20 @@ class LoadedModel(ABC):
     def group_contexts(self, batches: Sequence[ForwardBatch],
                        pools: Sequence[KVPagePool]) -> list[GroupContext]:
         """How the rows of a step attend in each group of layers."""
-        s = self.shape
-        return [GroupContext(
-                    own.kv_index, pool.layers, plan_attention(
-                        own, pool.page_size, group.window, s.attention_scale, self.attention,
-                        s.attention_cap, s.chunked) if s.attention_layers else NO_ATTENTION,
-                    pool.scales)
-                for own, pool, group in zip(batches, pools, s.groups, strict=True)]
+        return [self.group_context(own, pool, group.window)
+                for own, pool, group in zip(batches, pools, self.shape.groups, strict=True)]
+
+    def group_context(self, batch: ForwardBatch, pool: KVPagePool, window: int) -> GroupContext:
+        """The same of one group, or of a layer that drafts."""
+        s, plan, chosen = self.shape, NO_ATTENTION, None
+        if s.index is not None:
+            chosen = ChosenTokens(batch, pool.page_size, s.index.chosen, s.attention_scale,
+                                  self.attention.decode)
+        elif s.attention_layers:
+            plan = plan_attention(batch, pool.page_size, window, s.attention_scale, self.attention,
+                                  s.attention_cap, s.chunked, self.slopes)
+        return GroupContext(batch.kv_index, pool.layers, plan, pool.scales, pool.index_keys,
+                            chosen)
 
 
 class Decoder(LoadedModel):
@@ -244,6 +258,7 @@ class Decoder(LoadedModel):
         self.layers = [self.load_layer(whole.under(layer_prefix(i)), i)
                        for i in range(shape.layers)]
         self.norm = whole.norm_of(shape, FINAL_NORM, device)
+        self.embed_norm = whole.norm_of(shape, EMBED_NORM, device) if shape.embed_norm else None
         self.positions = whole.pop(POSITIONS) if shape.learned_positions else None
         self.load_more(whole)
         self.ropes = [table.to(device) for table in rope_tables(shape)]
@@ -286,6 +301,8 @@ class Decoder(LoadedModel):
         """What goes into the first layer. tokens, positions: i64[T] -> [T, hidden]."""
         hidden, scale = self.embeddings(tokens), self.shape.embed_scale
         hidden = hidden if scale == 1 else hidden * scale
+        if self.embed_norm is not None:
+            hidden = self.ops.layer_norm(hidden, self.embed_norm, self.shape.norm_eps)
         if self.positions is None:
             return hidden
         return hidden + self.positions.index_select(0, positions)
@@ -413,9 +430,8 @@ class MtpDrafter:
         m = self.model
         if batch.extends and rows is not None:  # only then does the plan look at them
             batch = replace(batch, all_rows=False, logit_rows=rows)
-        plan = plan_attention(batch, pool.page_size, 0, m.shape.attention_scale, m.attention)
-        return ForwardContext(m.ropes_at(batch.turned_to)[:1],
-                    [GroupContext(batch.kv_index, pool.layers, plan, pool.scales)], None, [])
+        return ForwardContext(m.ropes_at(batch.turned_to)[:1], [m.group_context(batch, pool, 0)],
+                              None, [])
 
 
 def load_drafter(model: Decoder, tensors: WeightTensors) -> MtpDrafter | None:

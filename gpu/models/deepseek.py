@@ -13,7 +13,8 @@ from actorium.gpu.families.layer_shapes import LatentShape
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.tensor_specs import NORMS
 from actorium.gpu.models.decoder import Decoder, Layer
-from actorium.gpu.models.forward_context import ForwardContext
+from actorium.gpu.models.forward_context import ChosenTokens, ForwardContext
+from actorium.gpu.models.indexer import Indexer, indexer
 from actorium.gpu.models.layer_weights import LayerWeights, Part
 from actorium.gpu.models.mlp import layer_mlp, mixture_fused
 from actorium.gpu.passes.canonical_ops import (
@@ -28,6 +29,7 @@ from actorium.gpu.weights.fp8_weights import KV_SCALES
 from actorium.gpu.weights.loader import Fused
 from actorium.kernels.inputs import InputForm
 from actorium.kernels.linear import Linear
+from actorium.kernels.reference.kv import write_kv
 from actorium.kernels.reference.latent import write_latent as write_rows
 from actorium.kernels.reference.rope import apply_rope
 from actorium.kernels.reference.torch_ops import TorchOps
@@ -95,6 +97,8 @@ class LatentAttention:
     """See `ModelShape.query_table`."""
     kv_scale: Tensor | None = None
     """Of pages in FP8, f32[1]: of the whole row, latent and key; None: 1."""
+    indexer: Indexer | None = None
+    """None where the layer attends to all tokens, or to those that another one chose."""
 
     @property
     def inner(self) -> int:
@@ -120,12 +124,17 @@ class LatentAttention:
         latent = self.ops.rms_norm(latent.contiguous(), self.kv_norm, LATENT_EPS)
         write_rows(pages, latent, apply_rope(key.unsqueeze(1), step.ropes[0]), group.kv_index,
                    scales)
+        if (own := self.indexer) is not None:
+            write_kv(group.index_keys[own.layer_index], own.key(first, step.ropes[0]),
+                     group.kv_index)
 
     def between(self, p: Tensor, step: ForwardContext, rows: Tensor | None = None,
                 out: Tensor | None = None) -> Tensor:
         m, group = shape_of(self.shape), step.groups[0]
-        q, plan, (pages, scales) = (p[:, :-m.row], group.plan,
+        q, plan, (pages, scales) = (p[:, self.first_query:-m.row], group.plan,
                                     group.layer(self.layer_index, self.kv_scale))
+        if group.chosen is not None:
+            return self._to_chosen(p, q, step, group.chosen, rows, out)
         if rows is not None and (plan.few is not None or not len(rows)):
             # Only these rows attend: nothing need be made of the other queries.
             few = self._queries(q, step, rows)
@@ -133,6 +142,37 @@ class LatentAttention:
         room = None if out is None else out.view(-1, self.shape.heads, m.row)
         y = plan.attend(self._queries(q, step), pages, room, scales).flatten(1)
         return y if rows is None else y.index_select(0, rows)
+
+    @property
+    def first_query(self) -> int:
+        """Columns of what `down` gives that are the indexer's."""
+        return 0 if self.indexer is None else self.indexer.sizes.dim + self.indexer.sizes.heads
+
+    def _to_chosen(self, p: Tensor, q: Tensor, step: ForwardContext, chosen: ChosenTokens,
+                   rows: Tensor | None, out: Tensor | None) -> Tensor:
+        """The middle where queries attend to chosen tokens. p: [T, *]; q: the columns of it that
+        are the queries'."""
+        group, own, rope = step.groups[0], self.indexer, step.ropes[0]
+        pages, scales = group.layer(self.layer_index, self.kv_scale)
+        few = rows is not None and p.device.type == "cpu"
+        if rows is not None and few:
+            if not len(rows):
+                return p.new_empty((0, self.inner))
+            p, rope = p.index_select(0, rows), rope.index_select(0, rows)
+        if own is not None:
+            assert self.queries is not None
+            latent = q.index_select(0, rows) if rows is not None and few else q
+            latent = self.ops.rms_norm(latent.contiguous(), self.queries.norm, LATENT_EPS)
+            query, keys = own.query(p, latent, rope), group.index_keys[own.layer_index]
+            choice = (chosen.choose_few(*query, keys, rows) if rows is not None and few
+                      else chosen.choose(*query, keys))
+        else:
+            assert chosen.last is not None
+            choice = chosen.last.of(rows) if rows is not None and few else chosen.last
+        room = None if out is None else out.view(-1, self.shape.heads, shape_of(self.shape).row)
+        y = chosen.attend(choice, self._queries(q, step, rows if few else None), pages, room,
+                          scales).flatten(1)
+        return y if rows is None or few else y.index_select(0, rows)
 
     def expand(self, y: Tensor) -> Tensor:
         """What attention over latents gave -> [T, heads * value]."""
@@ -169,16 +209,17 @@ def latent_attention(w: LayerWeights, s: ModelShape, i: int) -> LatentAttention:
             w.product([_turned(w.part(False, "q_b_proj"), s.heads, m, order)]))
     else:
         q = _turned(w.part(False, "q_proj"), s.heads, m, order)
-        if row.bias is not None:
-            q = q._replace(bias=row.bias.new_zeros(len(q.weight)))
+    index, beside = indexer(w, s, i) if s.index_layers([i]) else (None, [])
     keys, values = w.pop("kv_b_proj.weight").view(s.heads, m.plain + m.value, m.rank).split(
         [m.plain, m.value], 1)
     return LatentAttention(
-        s, w.ops, w.product([q, row]), queries,
+        s, w.ops, w.product([own if own.bias is not None or row.bias is None else
+                             own._replace(bias=row.bias.new_zeros(len(own.weight)))
+                             for own in (*beside, q, row)]), queries,
         w.norm("kv_a_layernorm"), w.ops.head_products(keys.contiguous()),
         w.ops.head_products(values.transpose(1, 2).contiguous()),
         w.summed(s.o_bias, "o_proj"), s.group_and_index(i)[1],
-        s.query_table(i), w.optional(KV_SCALES))
+        s.query_table(i), w.optional(KV_SCALES), index)
 
 
 def rope_order(m: LatentShape) -> Tensor:

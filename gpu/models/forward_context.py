@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from actorium.gpu.step.states import LayerStates
 from actorium.kernels.cpu.delta_native import Runs, plan_runs
 from actorium.kernels.ragged import Ragged, plan_ragged
 from actorium.kernels.reference.paged_attention import Attend
+from actorium.kernels.reference.token_choice import Rows, TokenChoice, choose
 
 
 class GroupContext(NamedTuple):
@@ -31,6 +32,10 @@ class GroupContext(NamedTuple):
     plan: AttentionPlan
     scales: Sequence[Tensor] = ()
     """Of each layer's pages, where they have some: see `KVPagePool.scales`."""
+    index_keys: Sequence[Tensor] = ()
+    """See `KVPagePool.index_keys`."""
+    chosen: ChosenTokens | None = None
+    """Where queries attend to chosen tokens, in place of the plan."""
 
     def layer(self, index: int, stored: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The pages of the group's layer of this index, and their scales, see `kv.write_kv`: those
@@ -115,25 +120,27 @@ NO_ATTENTION = AttentionPlan(0, None, None, None)
 
 def plan_attention(
     batch: ForwardBatch, page_size: int, window: int, scale: float, attention: StepAttention,
-    soft_cap: float = 0.0, chunked: bool = False,
+    soft_cap: float = 0.0, chunked: bool = False, slopes: Tensor | None = None,
 ) -> AttentionPlan:
     """The plan of a step for layers with this window (0 = none), or, where they are chunked, with
-    chunks of its size. soft_cap: of scores, 0 = none."""
+    chunks of its size. soft_cap: of scores, 0 = none; slopes: see `AttentionBackend`."""
     if chunked and window:
         batch, window = within_chunks(batch, page_size, window), 0
     plan, decode = AttentionPlan(batch.extend_tokens, None, None, None), attention.decode.decode
     if batch.extends:
-        plan.extend = attention.extend.extend(batch.extends, page_size, window, scale, soft_cap)
+        plan.extend = attention.extend.extend(batch.extends, page_size, window, scale, soft_cap,
+                                                 slopes)
     if batch.decode_rows:
         pages, lens = batch.decode_pages, batch.decode_kv_lens
         assert pages is not None and lens is not None
         plan.decode = decode(pages, lens, batch.max_kv_len, batch.decode_q_len, page_size, window,
-                             scale, soft_cap)
+                             scale, soft_cap, slopes)
     wanted, sequences = batch.logit_rows.shape[0], len(batch.extends) + batch.decode_rows
     if batch.tokens.device.type == "cpu" and batch.extends and wanted <= sequences \
             and not batch.all_rows:
         # Whatever else is in the step: rounding must not depend on neighbours.
-        plan.few = _few(batch, page_size, window, scale, attention.decode, soft_cap)
+        plan.few = _few(batch, page_size, window, scale, attention.decode, soft_cap,
+                        slopes)
     return plan
 
 
@@ -166,9 +173,18 @@ def within_chunks(batch: ForwardBatch, page_size: int, chunk: int) -> ForwardBat
 
 def _few(
     batch: ForwardBatch, page_size: int, window: int, scale: float, backend: AttentionBackend,
-    soft_cap: float,
+    soft_cap: float, slopes: Tensor | None,
 ) -> Attend | None:
-    """The wanted rows as decode rows: each sees its own sequence up to its own position."""
+    """The wanted rows as decode rows."""
+    if not len(batch.logit_rows):
+        return None
+    pages, lens, span = rows_alone(batch, page_size, batch.logit_rows)
+    return backend.decode(pages, lens, span, 1, page_size, window, scale, soft_cap, slopes)
+
+
+def rows_alone(batch: ForwardBatch, page_size: int, rows: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Some rows of a step as decode rows, each of which sees its own sequence up to its own
+    position: (i32[R, P], page tables; i32[R], lengths; the largest). rows: i64[R], R >= 1."""
     ends: list[int] = []
     tables: list[Tensor] = []
     for row in batch.extends:
@@ -177,7 +193,7 @@ def _few(
     wanted: list[Tensor] = []
     lens: list[int] = []
     held = [] if batch.decode_kv_lens is None else batch.decode_kv_lens.tolist()
-    for at in batch.logit_rows.tolist():
+    for at in rows.tolist():
         if at < batch.extend_tokens:
             i = bisect_right(ends, at)
             wanted.append(tables[i])
@@ -186,11 +202,63 @@ def _few(
             assert batch.decode_pages is not None
             i, place = divmod(at - batch.extend_tokens, batch.decode_q_len)
             wanted.append(batch.decode_pages[i])
-            lens.append(held[i] - batch.decode_q_len + place + 1)
-    if not wanted:
-        return None
+            lens.append(max(1, held[i] - batch.decode_q_len + place + 1))
     span = max(lens)
     pages = torch.nn.utils.rnn.pad_sequence(
         [table[:-(-span // page_size)] for table in wanted], batch_first=True)
-    return backend.decode(pages, torch.tensor(lens, dtype=torch.int32), span, 1, page_size, window,
-                          scale, soft_cap)
+    return pages, torch.tensor(lens, dtype=torch.int32), span
+
+
+# --- Chosen tokens -------------------------------------------------------------------------------
+
+@dataclass(slots=True)
+class ChosenTokens:
+    """What the rows of a step attend to, layer by layer."""
+
+    batch: ForwardBatch
+    page_size: int
+    count: int
+    """Tokens that a row attends to, at most."""
+    scale: float
+    decode: AttentionBackend
+    last: TokenChoice | None = field(default=None, init=False)
+    """Of the layer before, of all rows."""
+
+    def choose(self, q: Tensor, weights: Tensor, keys: Tensor) -> TokenChoice:
+        """Of all rows. q: [T, heads, dim]; weights: f32[T, heads]; keys: of the layer's pages."""
+        parts, first = [], 0
+        for rows in self._rows():
+            end = first + len(rows.lens) * rows.q_len
+            parts.append(choose(q[first:end], weights[first:end], keys, rows, self.page_size,
+                                self.count))
+            first = end
+        width = max(part.tokens.shape[1] for part in parts)
+        # Beyond its length, a row's first token again.
+        tokens = [torch.cat((own, own[:, :1].expand(-1, width - own.shape[1])), 1)
+                  for own, _ in parts]
+        self.last = TokenChoice(torch.cat(tokens), torch.cat([part.lens for part in parts]))
+        return self.last
+
+    def choose_few(self, q: Tensor, weights: Tensor, keys: Tensor, rows: Tensor) -> TokenChoice:
+        """Of those rows of the step alone, which `q` and `weights` are of."""
+        pages, lens, span = rows_alone(self.batch, self.page_size, rows)
+        return choose(q, weights, keys, Rows(pages, lens, span, 1), self.page_size, self.count)
+
+    def attend(self, choice: TokenChoice, q: Tensor, pages: Tensor, out: Tensor | None,
+               scales: Tensor | None) -> Tensor:
+        """[R, H, D]. q: [R, H, D], of the rows that the choice is of; the others: see
+        `Attend`."""
+        tokens, lens = choice
+        run = self.decode.decode(tokens, lens, tokens.shape[1], 1, 1, 0, self.scale)
+        return run(q, pages, out, scales)
+
+    def _rows(self) -> list[Rows]:
+        batch = self.batch
+        rows = [Rows(own.pages[None], torch.full((1,), own.start + own.count, dtype=torch.int32,
+                                                 device=own.pages.device),
+                     own.start + own.count, own.count) for own in batch.extends]
+        if batch.decode_rows:
+            assert batch.decode_pages is not None and batch.decode_kv_lens is not None
+            rows.append(Rows(batch.decode_pages, batch.decode_kv_lens, batch.max_kv_len,
+                             batch.decode_q_len))
+        return rows

@@ -11,14 +11,13 @@ from torch import Tensor
 from actorium.gpu.families.recurrent_shapes import KdaShape
 from actorium.gpu.models.forward_context import StatePlan
 from actorium.gpu.models.layer_weights import LayerWeights
-from actorium.gpu.models.recurrent import RecurrentLayer
+from actorium.gpu.models.recurrent import SteppedLayer
 from actorium.gpu.step.states import LayerStates
 from actorium.gpu.weights.loader import Fused
 from actorium.kernels.cpu.mamba_native import NativeConv, NativeKda, can_run_kda
 from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.linear import Linear
 from actorium.kernels.reference.kda import KdaInputs
-from actorium.kernels.reference.window import run_window
 
 
 def kda_fused(at: str, s: KdaShape) -> list[Fused]:
@@ -32,7 +31,7 @@ def kda_fused(at: str, s: KdaShape) -> list[Fused]:
 
 
 @dataclass(slots=True)
-class Kda(RecurrentLayer):
+class Kda(SteppedLayer):
     """Weights of one layer; the first projection gives queries, keys and values (the convolution's
     channels), beta, the latent of the decays and that of the output's gate."""
 
@@ -62,26 +61,18 @@ class Kda(RecurrentLayer):
         if self.native is not None:
             conv, rule = self.native
             qkv = conv.extend(x[:, :c], states.columns, plan.runs)
-            return self._gated(rule.extend((qkv, *self._raw(x)), states.state, plan.runs), p)
+            return self.gate(rule.extend((qkv, *self._raw(x)), states.state, plan.runs), p)
         qkv = self.ops.conv_tokens(x[:, :c], states.columns, self.conv, plan.ragged,
                                    self.conv.dtype)
-        return self._gated(self.ops.kda_extend(self._with_decays(qkv, x), states.state,
+        return self.gate(self.ops.kda_extend(self._with_decays(qkv, x), states.state,
                                                plan.ragged), p)
-
-    def step(self, p: Tensor, states: LayerStates, rows: Tensor) -> Tensor:
-        return self._gated(self._advance(self._inputs(p), states.committed, rows), p)
-
-    def window(self, p: Tensor, states: LayerStates, rows: Tensor, accepted: Tensor) -> Tensor:
-        x = self._inputs(p).view(len(rows), len(p) // len(rows), -1)
-        return self._gated(run_window(self._advance, x, states.committed, states.pending, rows,
-                                      accepted), p)
 
     def _inputs(self, p: Tensor) -> Tensor:
         """[T, `StateShape.inputs`]"""
         return p[:, :self.sizes.state.inputs].contiguous()
 
     def _advance(self, x: Tensor, pools: Sequence[Tensor], rows: Tensor) -> Tensor:
-        """f32[B, H, D]: one more token a row; see `Mamba2`."""
+        """f32[B, H, D]: one more token a row."""
         states, columns = pools
         if self.native is not None:
             conv, rule = self.native
@@ -102,7 +93,7 @@ class Kda(RecurrentLayer):
         g = F.softplus(raw.float() + self.bias).view(-1, s.heads, s.head_dim).mul_(-self.decay)
         return KdaInputs(qkv, g.flatten(1), beta.float().sigmoid())
 
-    def _gated(self, y: Tensor, p: Tensor) -> Tensor:
+    def gate(self, y: Tensor, p: Tensor) -> Tensor:
         s = self.sizes
         gate = self.gates(p[:, s.state.inputs:].contiguous())
         normed = self.ops.rms_norm(y.to(p.dtype).view(-1, s.head_dim), self.norm, self.eps)

@@ -13,18 +13,17 @@ from torch import Tensor
 from actorium.gpu.families.recurrent_shapes import ScanShape
 from actorium.gpu.models.forward_context import StatePlan
 from actorium.gpu.models.layer_weights import LayerWeights
-from actorium.gpu.models.recurrent import RecurrentLayer
+from actorium.gpu.models.recurrent import SteppedLayer
 from actorium.gpu.step.states import LayerStates
 from actorium.kernels.cpu.mamba_native import NativeConv, NativeScan, can_run_scan
 from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.linear import Linear
 from actorium.kernels.reference.selective_scan import ScanInputs
 from actorium.kernels.reference.ssd import time_steps
-from actorium.kernels.reference.window import run_window
 
 
 @dataclass(slots=True)
-class Mamba1(RecurrentLayer):
+class Mamba1(SteppedLayer):
     """Weights of one layer; the first projection gives the convolution's channels, and z."""
 
     sizes: ScanShape
@@ -56,25 +55,17 @@ class Mamba1(RecurrentLayer):
         if self.native is not None:
             conv, scan = self.native
             mixed = conv.extend(x, states.columns, plan.runs).to(x.dtype)
-            return self._gated(scan.extend(self._selected(mixed), states.state, plan.runs), p)
+            return self.gate(scan.extend(self._selected(mixed), states.state, plan.runs), p)
         mixed = self.ops.conv_tokens(x, states.columns, self.conv, plan.ragged, x.dtype,
                                      self.conv_bias)
-        return self._gated(self.ops.scan_extend(self._scanned(mixed), states.state, plan.ragged,
+        return self.gate(self.ops.scan_extend(self._scanned(mixed), states.state, plan.ragged,
                                                 self.a, self.skip), p)
-
-    def step(self, p: Tensor, states: LayerStates, rows: Tensor) -> Tensor:
-        return self._gated(self._advance(self._inputs(p), states.committed, rows), p)
-
-    def window(self, p: Tensor, states: LayerStates, rows: Tensor, accepted: Tensor) -> Tensor:
-        x = self._inputs(p).view(len(rows), len(p) // len(rows), -1)
-        return self._gated(run_window(self._advance, x, states.committed, states.pending, rows,
-                                      accepted), p)
 
     def _inputs(self, p: Tensor) -> Tensor:
         return p[:, :self.sizes.channels].contiguous()
 
     def _advance(self, x: Tensor, pools: Sequence[Tensor], rows: Tensor) -> Tensor:
-        """f32[B, C]: one more token a row; see `Mamba2`."""
+        """f32[B, C]: one more token a row."""
         states, columns = pools
         if self.native is not None:
             conv, scan = self.native
@@ -99,7 +90,7 @@ class Mamba1(RecurrentLayer):
         return ScanInputs(x.float(), time_steps(dt, self.bias, (0.0, math.inf)), b.float(),
                           c.float())
 
-    def _gated(self, y: Tensor, p: Tensor) -> Tensor:
+    def gate(self, y: Tensor, p: Tensor) -> Tensor:
         return self.ops.silu_mul(torch.cat((p[:, self.sizes.channels:], y.to(p.dtype)), 1))
 
 

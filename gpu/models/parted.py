@@ -46,10 +46,11 @@ class PartedLM(Decoder):
 
     @staticmethod
     def layer_fused(s: ModelShape, i: int, at: str) -> list[Fused]:
-        found, mlp = s.parts[i].attention, s.parts[i].mlp
-        fused = mixture_fused(mlp, s.hidden, s.experts) if i in s.sparse and s.experts else []
-        if s.parts[i].recurrent and isinstance(s.recurrence, KdaShape):
-            fused += kda_fused(s.parts[i].recurrent, s.recurrence)
+        parts = s.parts_of(i)
+        found, mlp = parts.attention, parts.mlp
+        fused = mixture_fused(mlp, s.hidden, s.experts) if s.has_experts(i) and s.experts else []
+        if parts.recurrent and isinstance(s.recurrence, KdaShape):
+            fused += kda_fused(parts.recurrent, s.recurrence)
         if not found:
             return fused
         for theirs, ours, shape in (("out_proj", "o_proj", (s.hidden, s.q_size)),
@@ -61,9 +62,9 @@ class PartedLM(Decoder):
 
     def load_layer(self, w: LayerWeights, i: int) -> Layer:
         s, w = self.shape, w.at("")
-        parts = s.parts[i]
+        parts = s.parts_of(i)
         mlp: Mlp | None = None
-        if parts.mlp and i in s.sparse and s.experts:
+        if parts.mlp and s.has_experts(i) and s.experts:
             inner = w.at(parts.mlp)
             mlp = (grouped_mixture(inner, s.experts, s.routing) if s.routing
                    else mixture(inner, s.experts))

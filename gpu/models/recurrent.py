@@ -85,6 +85,34 @@ class RecurrentLayer(ABC):
         Returns [B * q, inner]."""
 
 
+class SteppedLayer(RecurrentLayer):
+    """A recurrent layer that takes one token after the other, those of a window of drafts too."""
+
+    __slots__ = ()
+
+    def step(self, p: Tensor, states: LayerStates, rows: Tensor) -> Tensor:
+        return self.gate(self._advance(self._inputs(p), states.committed, rows), p)
+
+    def window(self, p: Tensor, states: LayerStates, rows: Tensor, accepted: Tensor) -> Tensor:
+        x = self._inputs(p).view(len(rows), len(p) // len(rows), -1)
+        return self.gate(run_window(self._advance, x, states.committed, states.pending, rows,
+                                    accepted), p)
+
+    @abstractmethod
+    def gate(self, y: Tensor, p: Tensor) -> Tensor:
+        """[T, inner]: what the state gives, gated by what the first projection gave. y: f32[T, ...]
+        """
+
+    @abstractmethod
+    def _inputs(self, p: Tensor) -> Tensor:
+        """[T, `StateShape.inputs`]: a token's input to its state."""
+
+    @abstractmethod
+    def _advance(self, x: Tensor, pools: Sequence[Tensor], rows: Tensor) -> Tensor:
+        """f32[B, ...]: one more token a row. x: [B, `StateShape.inputs`]; pools:
+        `LayerStates.committed`, or tensors like these, in place."""
+
+
 # --- GatedDeltaNet -------------------------------------------------------------------------------
 
 def delta_fused(at: str, s: DeltaShape, hidden: int) -> list[Fused]:
@@ -165,7 +193,7 @@ def gated_delta(w: LayerWeights, s: DeltaShape, eps: float, index: int) -> Gated
 # --- Mamba-2 -------------------------------------------------------------------------------------
 
 @dataclass(slots=True)
-class Mamba2(RecurrentLayer):
+class Mamba2(SteppedLayer):
     """Weights of one layer; the first projection gives z, the convolution's channels, and dt."""
 
     sizes: SSDSizes
@@ -204,22 +232,12 @@ class Mamba2(RecurrentLayer):
         y = ssd_extend(xbc, dt, states.state, plan.ragged, self.sizes, self.a, self.skip)
         return self.gate(y, p)
 
-    def step(self, p: Tensor, states: LayerStates, rows: Tensor) -> Tensor:
-        return self.gate(self._advance(self._inputs(p), states.committed, rows), p)
-
-    def window(self, p: Tensor, states: LayerStates, rows: Tensor, accepted: Tensor) -> Tensor:
-        x = self._inputs(p).view(len(rows), len(p) // len(rows), -1)
-        y = run_window(self._advance, x, states.committed, states.pending, rows, accepted)
-        return self.gate(y, p)
-
     def _inputs(self, p: Tensor) -> Tensor:
-        """[T, `StateShape.inputs`]: a token's input to its state, the convolution's channels
-        and dt."""
+        """The convolution's channels and dt."""
         return p[:, self.sizes.inner:]
 
     def _advance(self, x: Tensor, pools: Sequence[Tensor], rows: Tensor) -> Tensor:
-        """f32[B, H, P]: one more token a row. x: [B, `StateShape.inputs`]; pools:
-        `LayerStates.committed`, or tensors like these, in place."""
+        """f32[B, H, P]: one more token a row."""
         states, columns = pools
         if self.native is not None:
             return self.native.step(x, columns, states, rows)

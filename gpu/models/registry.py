@@ -12,7 +12,7 @@ import torch
 from actorium.actors.config.parsed_values import parse_passes, parse_speculative
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
-from actorium.actors.models.model_dir import indexed_length, read_config
+from actorium.actors.models.model_dir import read_config
 from actorium.gpu.attention.backend_choice import select_attention
 from actorium.gpu.attention.capabilities import FP8_PAGES
 from actorium.gpu.families.architectures import (
@@ -74,14 +74,11 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
         raise BadConfig(f"kernels: triton was asked for, but {fault}", "device.kernels")
     shape, where = read_shape(path, config), path / "config.json"
     if shape.by_transformers:
-        return load_transformers(path, config, device, shape.split(group.place.size), progress)
+        return load_transformers(path, config, device, shape, progress, group)
     if shape.mtp_layers and not _drafts(path, shape, config):
         shape = replace(shape, mtp_layers=0)
     asked = config.model.quantization
     raw = read_config(path)
-    if indexed_length(raw) == shape.max_model_len:
-        LOG.warning("sequences are served up to index_topk, %d tokens: beyond it tokens attend to "
-                    "those that an indexer chooses, which is not served", shape.max_model_len)
     scaled = shape.fp8 or fp8_shape(raw, where)
     fp8 = Fp8(scaled, keeps(device, config.device.kernels, asked)) if scaled else None
     if fp8 is None or not fp8.keep:

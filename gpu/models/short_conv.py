@@ -11,15 +11,14 @@ from torch import Tensor
 from actorium.gpu.families.recurrent_shapes import ConvShape
 from actorium.gpu.models.forward_context import StatePlan
 from actorium.gpu.models.layer_weights import LayerWeights
-from actorium.gpu.models.recurrent import RecurrentLayer
+from actorium.gpu.models.recurrent import SteppedLayer
 from actorium.gpu.step.states import LayerStates
 from actorium.kernels.cpu.mamba_native import NativeConv, can_run_mamba
 from actorium.kernels.cpu.native_ops import NativeOps
-from actorium.kernels.reference.window import run_window
 
 
 @dataclass(slots=True)
-class ShortConv(RecurrentLayer):
+class ShortConv(SteppedLayer):
     """Weights of one layer; the first projection gives b, c and x, and what the second takes is c
     times the convolution of b x."""
 
@@ -37,17 +36,9 @@ class ShortConv(RecurrentLayer):
     def extend(self, p: Tensor, states: LayerStates, plan: StatePlan) -> Tensor:
         x = self._inputs(p)
         if self.native is not None:
-            return self._gated(self.native.extend(x, states.columns, plan.runs), p)
-        return self._gated(self.ops.conv_tokens(x, states.columns, self.conv, plan.ragged,
+            return self.gate(self.native.extend(x, states.columns, plan.runs), p)
+        return self.gate(self.ops.conv_tokens(x, states.columns, self.conv, plan.ragged,
                                                 self.conv.dtype, self.bias, False), p)
-
-    def step(self, p: Tensor, states: LayerStates, rows: Tensor) -> Tensor:
-        return self._gated(self._advance(self._inputs(p), states.committed, rows), p)
-
-    def window(self, p: Tensor, states: LayerStates, rows: Tensor, accepted: Tensor) -> Tensor:
-        x = self._inputs(p).view(len(rows), len(p) // len(rows), -1)
-        return self._gated(run_window(self._advance, x, states.committed, states.pending, rows,
-                                      accepted), p)
 
     def _inputs(self, p: Tensor) -> Tensor:
         """[T, channels]: what is convolved."""
@@ -55,13 +46,13 @@ class ShortConv(RecurrentLayer):
         return b * x
 
     def _advance(self, x: Tensor, pools: Sequence[Tensor], rows: Tensor) -> Tensor:
-        """f32[B, channels]: one more token a row; see `Mamba2`."""
+        """f32[B, channels]: one more token a row."""
         _, columns = pools
         if self.native is not None:
             return self.native.step(x, columns, rows)
         return self.ops.conv_step(x, columns, rows, self.conv, self.bias, False)
 
-    def _gated(self, y: Tensor, p: Tensor) -> Tensor:
+    def gate(self, y: Tensor, p: Tensor) -> Tensor:
         return (y * p.chunk(3, 1)[1]).to(p.dtype)
 
 

@@ -25,6 +25,7 @@ from actorium.actors.models.model_dir import read_config
 from actorium.gpu.attention.backend_choice import StepAttention, select_attention
 from actorium.gpu.families.architectures import unsupported
 from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.families.stored_weights import HEAD
 from actorium.gpu.families.transformers_config import any_decoder
 from actorium.gpu.models.decoder import LoadedModel
 from actorium.gpu.models.forward_context import GroupContext
@@ -38,21 +39,29 @@ from actorium.gpu.models.transformers_trace import (
     error_line,
     handled_by,
     register,
+    replace_norms,
     replace_products,
+    split_layers,
     traced,
 )
+from actorium.gpu.parallel.rank_group import RankGroup
 from actorium.gpu.plan.graph_memory import BY_TRANSFORMERS
 from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.states import RecurrentBatch
 from actorium.gpu.weights.dtypes import TORCH_DTYPES
-from actorium.gpu.weights.loader import Progress, checkpoint_files
+from actorium.gpu.weights.fp8_weights import quantised
+from actorium.gpu.weights.loader import Progress
+from actorium.gpu.weights.online_quantisation import quantised_rows
+from actorium.gpu.weights.safetensors_reader import checkpoint_files
 from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.reference.kv import write_kv
 
 LOG = logging.getLogger("actorium.model")
 STRIPPED = ("auto_map", "attn_implementation", "experts_implementation", "transformers_weights")
 """Fields of a config that transformers is not given."""
+ROUTERS = ("gate", "router")
+"""What linear layers are called that choose experts, which stay as they are."""
 MIXED = 0.01
 """Relative change of a row by that of the token before it: more is no rounding."""
 
@@ -63,17 +72,39 @@ class TransformersModel(LoadedModel):
     no_graphs = BY_TRANSFORMERS
 
     def __init__(self, shape: ModelShape, device: torch.device, attention: StepAttention,
-                 model: Any, trace: Trace, native: bool, kernels: str) -> None:
-        """model: of transformers, for text generation; trace: of its class."""
+                 model: Any, trace: Trace, native: bool, kernels: str, group: RankGroup) -> None:
+        """model: of transformers, for text generation, on the CPU unless it was made on the device;
+        trace: of its class."""
         import transformers
 
-        super().__init__(shape, device, attention, native, kernels)
-        if trace.products and isinstance(self.ops, NativeOps):
-            replace_products(model, self.ops.linear, self.dtype)
+        super().__init__(shape, device, attention, native, kernels, group)
+        if group.place.size > 1:
+            split_layers(model, group.place, lambda y: group.reduce_to(y.flatten(0, -2), y.dtype
+                                                                       ).view(y.shape))
+        model.to(device)
+        made = shape.grouped or shape.fp8
+        if trace.products and (made or isinstance(self.ops, NativeOps)):
+            apart = [name for name, own in model.named_modules()
+                     if own is model.get_output_embeddings()]
+            replace_products(model, lambda name, weight, bias: self.ops.linear(
+                self._held(name, weight, name in apart), bias), self.dtype)
+        if isinstance(self.ops, NativeOps):
+            replace_norms(model, self.ops.rms_norm, self.dtype)
         self.layers_by = f"transformers {transformers.__version__}"
         self._body, self._head = body_and_head(model)
         self._places = [(*shape.group_and_index(i), call.scale / shape.attention_scale)
                         for i, call in enumerate(trace.calls)]
+
+    def _held(self, name: str, weight: Tensor, head: bool) -> Tensor:
+        """The weight as it is to be held: `--quantization`. name: the layer's alone."""
+        shape = self.shape
+        if name in ROUTERS or head and (shape.tied or shape.grouped is None):
+            return weight
+        if shape.fp8 is not None:
+            return quantised(weight, shape.fp8)
+        form = shape.grouped.format(HEAD if head else name) if shape.grouped else None
+        form = form.fitting(weight.shape[1]) if form else None
+        return weight if form is None else quantised_rows(weight, form, self.device)
 
     @property
     def waits(self) -> bool:
@@ -122,9 +153,10 @@ class TransformersModel(LoadedModel):
 # --- Loading -------------------------------------------------------------------------------------
 
 def load_transformers(path: Path, config: Config, device: torch.device, shape: ModelShape,
-                      progress: Progress) -> TransformersModel:
-    """The model at `path`, ready on the device. shape: as `read_shape` has it. Raises `BadModel`
-    and `BadConfig`, before weights are read where the class or a flag is at fault."""
+                      progress: Progress, group: RankGroup) -> TransformersModel:
+    """The model at `path`, ready on the device, or a rank's part of it. shape: as `read_shape` has
+    it. Raises `BadModel` and `BadConfig`, before weights are read where the class or a flag is at
+    fault."""
     where = path / "config.json"
     _require_flags(config)
     kind = _class_of(shape.architecture, where)
@@ -133,11 +165,17 @@ def load_transformers(path: Path, config: Config, device: torch.device, shape: M
     full = _completed(kind, path)
     raw = {**full.to_dict(), "architectures": [shape.architecture]}
     raw["dtype"] = shape.dtype
-    shape = replace(any_decoder(raw, where, shape.dtype), max_model_len=shape.max_model_len)
+    shape = replace(any_decoder(raw, where, shape.dtype), max_model_len=shape.max_model_len,
+                    grouped=shape.grouped, fp8=shape.fp8)
+    part = shape.split(group.place.size)
     _require_fixed_ropes(full, shape, where)
     dtype = TORCH_DTYPES[shape.dtype]
-    trace = traced(kind, full, dtype, shape.max_model_len, where)
-    shape = _shape_of(trace.calls, replace(shape, vocab_size=trace.vocab), where)
+    trace = traced(kind, full, dtype, shape.max_model_len, where, group.place)
+    if (shape.grouped or shape.fp8) and not trace.products:
+        raise BadConfig(f"quantization: {config.model.quantization} is not served for "
+                        f"{shape.architecture}, which looks at the weights of its linear layers",
+                        "model.quantization")
+    shape = _shape_of(trace.calls, replace(part, vocab_size=trace.vocab), where)
     attention = select_attention(shape, config, device)
     if config.model.load_format == "dummy":
         model = _random(kind, full, dtype, device, config.model.seed)
@@ -145,11 +183,11 @@ def load_transformers(path: Path, config: Config, device: torch.device, shape: M
     else:
         checkpoint_files(path)  # says what is wrong with an index or a file
         progress("transformers", 0, 1)
-        model = _read(kind, full, dtype, path).to(device)
+        model = _read(kind, full, dtype, path)
         progress("transformers", 1, 1)
     model.eval().requires_grad_(False)
     made = TransformersModel(shape, device, attention, model, trace, config.device.native_kernels,
-                             config.device.kernels)
+                             config.device.kernels, group)
     try:
         mixes = _mixes(made)
     except Exception as error:

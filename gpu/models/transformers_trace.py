@@ -6,9 +6,11 @@ obeys. And the parts of a model that are put in the place of its own."""
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from actorium.actors.errors import BadModel
+from actorium.gpu.parallel.rank_group import ALONE, RankPlace
 
 PAGED, TRACED = "actorium", "actorium_traced"
 """Our names in transformers' interfaces: only under the second one it makes masks."""
@@ -26,6 +29,8 @@ FARTHEST = 1 << 24
 """Tokens back to which masks are looked at."""
 SINKS = "s_aux"
 """The argument of attention that has the scores of its sinks, [H]."""
+NEAR = 2**-6
+"""Of the largest number, two roundings to bfloat16."""
 IGNORED = {SINKS, "dropout", "scaling", "sliding_window", "softcap", "is_causal", "position_ids",
            "use_cache", "cache_position", "output_attentions", "output_hidden_states",
            "output_router_logits", "logits_to_keep", "return_dict", "attention_dropout",
@@ -92,6 +97,10 @@ def register() -> None:
     transformers.utils.logging.disable_progress_bar()
 
 
+class Unserved(Exception):
+    """The class asks for what pages, or ranks, cannot serve."""
+
+
 # --- Parts in the place of a model's own ----------------------------------------------------------
 
 class _BodyOutput:
@@ -141,7 +150,7 @@ def body_and_head(model: Any) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
 
 
 class _Product(nn.Module):
-    """Stands in the place of a linear layer."""
+    """Stands in the place of a linear layer, or of a norm."""
 
     def __init__(self, product: Callable[[Tensor], Tensor], columns: int) -> None:
         super().__init__()
@@ -152,16 +161,108 @@ class _Product(nn.Module):
         return y.view(*x.shape[:-1], y.shape[-1])
 
 
-def replace_products(model: nn.Module, make: Callable[[Tensor, Tensor | None],
+def replace_products(model: nn.Module, make: Callable[[str, Tensor, Tensor | None],
                                                        Callable[[Tensor], Tensor]],
                       dtype: torch.dtype) -> None:
     """Puts products of ours in the place of linear layers, one after the other, so that no more
-    than one weight lies there twice."""
+    than one weight lies there twice. make: of a layer's name, weight and bias."""
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
             if type(layer) is nn.Linear and layer.weight.dtype is dtype:
                 bias = None if layer.bias is None else layer.bias.data
-                setattr(parent, name, _Product(make(layer.weight.data, bias), layer.in_features))
+                setattr(parent, name, _Product(make(name, layer.weight.data, bias),
+                                               layer.in_features))
+
+
+def replace_norms(model: nn.Module, norm: Callable[[Tensor, Tensor, float], Tensor],
+                  dtype: torch.dtype) -> None:
+    """Puts ours in the place of RMSNorms, of their weights or of these plus 1, which are tried to
+    see that they give the same."""
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            held = [param.data for param in layer.parameters()]
+            if not type(layer).__name__.endswith("RMSNorm") or len(held) != 1 \
+                    or held[0].dtype is not dtype or held[0].dim() != 1:
+                continue
+            weight, eps = held[0], getattr(layer, "variance_epsilon", getattr(layer, "eps", 1e-6))
+            given = torch.linspace(-3, 5, 3 * len(weight)).view(3, -1).sin().to(dtype)
+            want = layer(given).float()
+            for own in (weight, weight + 1):
+                if float((norm(given, own, eps) - want).abs().max()) <= NEAR * float(
+                        want.abs().max()):
+                    setattr(parent, name, _Product(partial(norm, weight=own, eps=eps), len(own)))
+                    break
+
+
+# --- Parts of several ranks -----------------------------------------------------------------------
+
+WHOLE = ("colwise_gather_output", "rowwise_split_input", "replicated_with_grad_allreduce",
+         "embedding_rowwise")
+"""Kinds of a class's plan for ranks that make of a whole input a whole output: each rank has the
+whole weight."""
+EXPERTS = "moe_tp_experts"
+"""The kind of experts whose weights lie in one tensor, and whose inner width is shared out."""
+SUMS = Callable[[Tensor], Tensor]
+
+
+class _SummedPart(nn.Module):
+    """A linear layer of which a rank has the columns that meet its part of the input."""
+
+    def __init__(self, linear: nn.Linear, sums: SUMS) -> None:
+        super().__init__()
+        self.linear, self.sums = linear, sums
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        return self.sums(y)
+
+
+def split_layers(model: Any, place: RankPlace, sums: SUMS) -> None:
+    """Cuts linear layers and experts by the class's own plan for ranks. sums: over all of them.
+    Raises `Unserved`, which `traced` names."""
+    plan, rank, size = model.tp_plan, place.rank, place.size
+    if not any(kind == "rowwise" for kind in plan.values()):
+        raise Unserved("it has no plan for ranks (base_model_tp_plan; --tp)")
+    kinds = {re.compile(re.escape(name).replace(r"\*", r"\w+")): kind
+             for name, kind in plan.items()}
+    for name, module in list(model.named_modules()):
+        kind = next((kind for own, kind in kinds.items() if own.fullmatch(name)), "replicated")
+        if kind in (*WHOLE, "replicated"):
+            continue
+        if kind == EXPERTS and _split_experts(module, place):
+            module.register_forward_hook(lambda _, given, y: sums(y))
+            continue
+        if kind not in ("colwise", "rowwise") or type(module) is not nn.Linear:
+            raise Unserved(f"{kind} of {name} is not served for several ranks (--tp)")
+        across = int(kind == "rowwise")
+        width = module.weight.shape[across]
+        if width % size:
+            raise Unserved(f"{name} has {width} {('rows', 'columns')[across]}, which {size} ranks "
+                           "(--tp) cannot share out")
+        module.weight = nn.Parameter(module.weight.data.chunk(size, across)[rank].clone(), False)
+        if module.bias is not None:
+            bias = module.bias.data if across else module.bias.data.chunk(size)[rank]
+            module.bias = nn.Parameter(bias * (not across or rank == 0), False)
+        module.out_features, module.in_features = module.weight.shape
+        if across:
+            parent, _, own_name = name.rpartition(".")
+            setattr(model.get_submodule(parent), own_name, _SummedPart(module, sums))
+
+
+def _split_experts(module: Any, place: RankPlace) -> bool:
+    """Leaves a rank its part of each expert's inner width: of `gate_up_proj`, [E, 2 * I, H], and
+    `down_proj`, [E, H, I]. False where they are laid out otherwise."""
+    own = {name: param.data for name, param in module.named_parameters()}
+    if set(own) != {"gate_up_proj", "down_proj"} or getattr(module, "is_transposed", False):
+        return False
+    gate_up, down = own["gate_up_proj"], own["down_proj"]
+    inner = down.shape[-1]
+    if gate_up.dim() != 3 or gate_up.shape[1:] != (2 * inner, down.shape[1]) or inner % place.size:
+        return False
+    halves = [half.chunk(place.size, 1)[place.rank] for half in gate_up.chunk(2, 1)]
+    module.gate_up_proj = nn.Parameter(torch.cat(halves, 1), False)
+    module.down_proj = nn.Parameter(down.chunk(place.size, 2)[place.rank].clone(), False)
+    return True
 
 
 # --- Tracing -------------------------------------------------------------------------------------
@@ -171,10 +272,6 @@ class _Window(NamedTuple):
 
     tokens: int
     """0 = all."""
-
-
-class _Unserved(Exception):
-    """The class asks for what pages cannot serve."""
 
 
 def _window_of(mask_function: Callable[..., Tensor], config: Any, **_: Any) -> _Window:
@@ -189,7 +286,7 @@ def _window_of(mask_function: Callable[..., Tensor], config: Any, **_: Any) -> _
     window = int(seen(length - 1).sum())
     for query in {0, 1, length // 2, length - 2, length - 1}:
         if not torch.equal(seen(query), (keys <= query) & (keys > query - window)):
-            raise _Unserved("its masks are neither causal nor sliding windows")
+            raise Unserved("its masks are neither causal nor sliding windows")
     return _Window(0 if window == length else window)
 
 
@@ -198,23 +295,26 @@ def error_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def traced(kind: Any, full: Any, dtype: torch.dtype, length: int, where: Path) -> Trace:
-    """What the class does. length: of the longest sequence. Raises `BadModel`."""
+def traced(kind: Any, full: Any, dtype: torch.dtype, length: int, where: Path,
+           place: RankPlace = ALONE) -> Trace:
+    """What the class does, or a rank's part of it. length: of the longest sequence. Raises
+    `BadModel`."""
     _current.length = max(min(length, FARTHEST), TOKENS)
     try:
         try:
-            return _trace(kind, full, dtype, True)
+            return _trace(kind, full, dtype, True, place)
         except AttributeError:  # it looks at the weights of its linear layers
-            return _trace(kind, full, dtype, False)
-    except _Unserved as error:
+            return _trace(kind, full, dtype, False, place)
+    except Unserved as error:
         why = str(error)
     except Exception as error:
-        why = f"it cannot be run without its weights ({error_line(error)})"
+        why = (f"it cannot be run {'in parts, ' * (place.size > 1)}without its weights "
+               f"({error_line(error)})")
     raise BadModel(f"{where}: {kind.__name__} is not served by transformers' class "
                    f"(--model-impl): {why}")
 
 
-def _trace(kind: Any, full: Any, dtype: torch.dtype, products: bool) -> Trace:
+def _trace(kind: Any, full: Any, dtype: torch.dtype, products: bool, place: RankPlace) -> Trace:
     """products: with others in the place of linear layers."""
     calls: list[AttentionCall] = []
 
@@ -227,8 +327,10 @@ def _trace(kind: Any, full: Any, dtype: torch.dtype, products: bool) -> Trace:
         # Of the ways to run experts the one in which no shape follows from the numbers.
         model = kind._from_config(full, dtype=dtype, attn_implementation=TRACED,
                                   experts_implementation="batched_mm").eval()
+        if place.size > 1:
+            split_layers(model, place, lambda y: y)
         if products:
-            replace_products(model, lambda weight, bias: lambda x: F.linear(x, weight, bias),
+            replace_products(model, lambda _, weight, bias: lambda x: F.linear(x, weight, bias),
                               dtype)
         body, head = body_and_head(model)
         rows = body(input_ids=torch.zeros((1, TOKENS), dtype=torch.long), use_cache=False,
@@ -241,18 +343,18 @@ def _call_of(query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict
              ) -> AttentionCall:
     (_, heads, tokens, width), kv_heads = query.shape, key.shape[1]
     if not isinstance(mask, _Window):
-        raise _Unserved("it has attention without transformers' masks")
+        raise Unserved("it has attention without transformers' masks")
     if more := sorted(name for name, own in options.items() if own is not None
                       and own is not False and name not in IGNORED):
-        raise _Unserved(f"its attention takes {', '.join(more)}")
+        raise Unserved(f"its attention takes {', '.join(more)}")
     if key.shape != value.shape or key.shape[3] != width:
-        raise _Unserved(f"its values have heads of {value.shape[3]} numbers, its queries of {width}"
+        raise Unserved(f"its values have heads of {value.shape[3]} numbers, its queries of {width}"
                         " (attention over latents)")
     if key.shape[2] != tokens or heads % kv_heads:
-        raise _Unserved("its attention is not over keys and values of the same tokens")
+        raise Unserved("its attention is not over keys and values of the same tokens")
     scale, sinks = options.get("scaling"), options.get(SINKS)
     if sinks is not None and sinks.shape != (heads,):
-        raise _Unserved(f"its sinks ({SINKS}) are not one for each head")
+        raise Unserved(f"its sinks ({SINKS}) are not one for each head")
     return AttentionCall(heads, kv_heads, width, mask.tokens,
                          width**-0.5 if scale is None else float(scale),
                          float(options.get("softcap") or 0.0), sinks is not None)

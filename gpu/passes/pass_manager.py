@@ -321,9 +321,11 @@ def bare_step(model: Decoder, tokens: int, pages: torch.dtype) -> ForwardContext
     s, at = model.shape, torch.arange(1, tokens + 1, device=model.device)
     groups = []
     for own in s.groups:
-        pool = KVPagePool(s.of_layer(own.layers[0]), tokens + 1, 1, pages, model.device, 1)
+        pool = KVPagePool(s.of_layer(own.layers[0]), tokens + 1, 1, pages, model.device, 1,
+                          int(s.index is not None))
         count = max(1, s.layers)
-        groups.append(GroupContext(at, pool.layers * count, NO_ATTENTION, pool.scales * count))
+        groups.append(GroupContext(at, pool.layers * count, NO_ATTENTION, pool.scales * count,
+                                   pool.index_keys * count))
     ropes = model.ropes_at(at.clamp(max=s.max_model_len - 1))
     if s.token_width:
         nothing = torch.zeros((tokens, s.hidden), dtype=model.dtype, device=model.device)

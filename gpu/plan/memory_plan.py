@@ -333,9 +333,21 @@ def state_bytes(shape: ModelShape, demand: Demand) -> StateBytes:
 
 def token_bytes(shape: ModelShape, demand: Demand) -> int:
     """Bytes of a token's keys and values over all attention layers and the MTP layers."""
-    groups = sum(len(layers) * _layer_bytes(shape.of_layer(layers[0]), demand)
-                 for _, layers in shape.groups)
-    return groups + shape.mtp_layers * _layer_bytes(shape, demand)
+    groups = sum(_layers_bytes(shape, demand, layers) for _, layers in shape.groups)
+    return groups + _layers_bytes(shape, demand, _mtp_layers(shape))
+
+
+def _layers_bytes(shape: ModelShape, demand: Demand, layers: Sequence[int]) -> int:
+    """Of a token in these layers, which have the same heads, with the keys of their indexers."""
+    if not layers:
+        return 0
+    index = shape.index.dim * shape.itemsize if shape.index else 0
+    return (len(layers) * _layer_bytes(shape.of_layer(layers[0]), demand)
+            + len(shape.index_layers(layers)) * index)
+
+
+def _mtp_layers(shape: ModelShape) -> range:
+    return range(shape.layers, shape.layers + shape.mtp_layers)
 
 
 def _layer_bytes(shape: ModelShape, demand: Demand) -> int:
@@ -351,12 +363,13 @@ def kv_dtype(shape: ModelShape, demand: Demand) -> str:
 
 def _groups(shape: ModelShape, demand: Demand) -> list[Pool]:
     """The pools, still without pages."""
+    def page(layers: Sequence[int]) -> int:
+        return _layers_bytes(shape, demand, layers) * demand.page_size
+
     pools = [Pool(f"window {window:,}" if window else "full attention", window, len(layers), 0,
-                  len(layers) * _layer_bytes(shape.of_layer(layers[0]), demand) * demand.page_size)
-             for window, layers in shape.groups]
+                  page(layers)) for window, layers in shape.groups]
     if shape.mtp_layers:
-        each = _layer_bytes(shape, demand) * demand.page_size
-        pools.append(Pool("MTP layer", 0, shape.mtp_layers, 0, shape.mtp_layers * each))
+        pools.append(Pool("MTP layer", 0, shape.mtp_layers, 0, page(_mtp_layers(shape))))
     return pools
 
 

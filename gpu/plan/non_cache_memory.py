@@ -4,6 +4,7 @@ them on a CPU. The worker reports what it measures under the same names."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 from actorium.actors.config.attention_names import asked_backends
@@ -26,6 +27,8 @@ from actorium.gpu.plan.weight_bytes import table_bytes, weight_bytes, workspace_
 
 BLOCKS, COPIES = 256 << 20, 4
 """As in `kernels/reference/attention_blocks.py`."""
+CHOICE, SCORE = 64 << 20, 32
+"""As in `kernels/reference/token_choice.py`."""
 SPLITS, SPLIT_ROWS = 64, 160 * 128
 """As in `kernels/triton/extend.py`: parts of each row, and rows of all programs of 160 SMs."""
 FLOAT, INDEX = 4, 8
@@ -105,7 +108,14 @@ def attention_bytes(shape: ModelShape, demand: Demand, device: str, by_torch: bo
     kept, longest = kv_dtype(shape, demand), shape.max_model_len
     width = latent.row if latent else max(own.head_dim for own in shape.kinds)
     rows, chunk = demand.max_num_seqs * (demand.drafts + 1), min(demand.chunk, longest)
-    if by_torch and (device == "cuda" or shape.attention_cap or shape.sinks):
+    if shape.index is not None:
+        # Each row of a step is a decode over what is chosen for it.
+        rows = chunk = max(rows, chunk)
+        return choice_bytes(shape, rows) + attention_bytes(
+            replace(shape, index=None, max_model_len=shape.index.chosen),
+            demand._replace(max_num_seqs=rows, chunk=rows, drafts=0), device, by_torch)
+    if by_torch and (device == "cuda" or shape.attention_cap or shape.sinks
+                     or shape.alibi):
         return max(BLOCKS, 2 * COPIES * FLOAT * rows * (row + shape.heads * (1 + width)))
     if device == "cuda":
         return min(SPLITS * chunk * shape.heads, SPLIT_ROWS) * FLOAT * (width + 1)
@@ -119,6 +129,13 @@ def attention_bytes(shape: ModelShape, demand: Demand, device: str, by_torch: bo
     planned = sum(spans) * (2 * chunk + (2 + 4 * 8) * rows)
     return planned + max(spans, default=0) * max(chunk, rows) * mask + max(
         read, min(rows * read, BLOCKS))
+
+
+def choice_bytes(shape: ModelShape, rows: int) -> int:
+    """Of choosing the tokens that so many rows attend to: the scores of some rows, the products
+    with some keys that they are made of, and these keys; and what is chosen, as it is joined."""
+    assert shape.index is not None
+    return 3 * max(CHOICE, SCORE * shape.max_model_len) + 3 * FLOAT * rows * shape.index.chosen
 
 
 # --- Vision towers -------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def bytes_by_format(shape: ModelShape) -> dict[str, int]:
     """The same by how they are held: the name of a dtype, or a `WeightFormat` in words; most
     first."""
     if shape.by_transformers:
-        return {shape.dtype: shape.by_transformers * shape.itemsize}
+        return _by_transformers(shape)
     held: Counter[str] = Counter()
     specs = model_tensors(shape)
     for spec in specs:
@@ -56,6 +56,19 @@ def bytes_by_format(shape: ModelShape) -> dict[str, int]:
             held[shape.dtype] -= size * shape.itemsize
             held[FP8] += size + _scales(shape.fp8, product) * SCALE_BYTES
     return dict(held.most_common())
+
+
+def _by_transformers(shape: ModelShape) -> dict[str, int]:
+    """An estimate, of the numbers that its layers have beside embedding and head."""
+    size, form = shape.by_transformers, shape.grouped.default if shape.grouped else None
+    form = form.fitting(shape.hidden) if form else None
+    plain = min(size, (2 - shape.tied) * shape.vocab_size * shape.hidden)
+    rows = (size - plain) // shape.hidden
+    if form is not None:
+        return {str(form): form.held_bytes(rows, shape.hidden), shape.dtype: plain * shape.itemsize}
+    if shape.fp8 is not None:
+        return {FP8: size - plain + rows * SCALE_BYTES, shape.dtype: plain * shape.itemsize}
+    return {shape.dtype: size * shape.itemsize}
 
 
 def _grouped_products(grouped: GroupedShape | None, specs: Sequence[TensorSpec]
@@ -128,6 +141,8 @@ def workspace_bytes(shape: ModelShape, tokens: int, rows: int) -> int:
         widths.append(3 * shape.q_size + 5 * shape.kv_size)
     if (m := shape.latent) is not None:
         widths = [m.query_rank + m.row + shape.heads * (m.query + 2 * m.row + m.value)]
+    if (x := shape.index) is not None:
+        widths[0] += x.dim + x.heads + 2 * x.heads * x.dim
     if shape.has_dense:
         widths.append(3 * max(own.intermediate for own in shape.kinds))
     if (e := shape.experts) is not None and (shape.sparse or e.beside):

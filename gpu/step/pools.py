@@ -13,6 +13,7 @@ from torch import Tensor
 
 from actorium.actors.messages import StepPlan
 from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.weights.dtypes import TORCH_DTYPES
 from actorium.kernels.linear import HUGE_PAGE, huge
 
 SCALE = torch.bfloat16
@@ -44,8 +45,9 @@ class KVPagePool:
 
     def __init__(
         self, shape: ModelShape, pages: int, page_size: int, dtype: torch.dtype,
-        device: torch.device, layers: int | None = None,
+        device: torch.device, layers: int | None = None, indexed: int = 0,
     ) -> None:
+        """indexed: of the layers, so many have an indexer."""
         self.pages, self.page_size, self.dtype = pages, page_size, dtype
         size = (pages * page_size, *shape.kv_row)
         count = shape.layers if layers is None else layers
@@ -56,11 +58,18 @@ class KVPagePool:
             self.stacks.append(stacked(count, size[:2], SCALE, device))
         self.layers, self.scales = list(self.stacks[0]), [own for stack in self.stacks[1:]
                                                           for own in stack]
+        self.index_keys: list[Tensor] = []
+        """Of each layer that has an indexer, in the model's dtype: [pages * page_size, dim]."""
+        if indexed:
+            assert shape.index is not None
+            self.stacks.append(stacked(indexed, (size[0], shape.index.dim),
+                                       TORCH_DTYPES[shape.dtype], device))
+            self.index_keys = list(self.stacks[-1])
 
     @property
     def tensors(self) -> list[Tensor]:
         """All that there is of the pages, of every layer."""
-        return [*self.layers, *self.scales]
+        return [*self.layers, *self.scales, *self.index_keys]
 
     @property
     def bytes(self) -> int:
@@ -74,7 +83,7 @@ def make_pools(
 ) -> list[KVPagePool]:
     """Makes the pool of every group of the model's layers, with `pages` pages each."""
     return [KVPagePool(shape.of_layer(group.layers[0]), count, page_size, dtype, device,
-                       len(group.layers))
+                       len(group.layers), len(shape.index_layers(group.layers)))
             for count, group in zip(pages, shape.groups, strict=True)]
 
 
@@ -85,7 +94,9 @@ def make_draft_pool(
     tables name both. None where the model has no such layer."""
     if not shape.mtp_layers:
         return None
-    return KVPagePool(shape, pages, page_size, dtype, device, shape.mtp_layers)
+    layers = range(shape.layers, shape.layers + shape.mtp_layers)
+    return KVPagePool(shape, pages, page_size, dtype, device, shape.mtp_layers,
+                      len(shape.index_layers(layers)))
 
 
 def stacked(count: int, size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

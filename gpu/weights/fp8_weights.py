@@ -45,7 +45,8 @@ from actorium.kernels.scaled_linear import (
 
 SUFFIXES = ("_scale_inv", "_scale")
 """Of a weight's name: that of its scales."""
-INPUT_SCALES = (".input_scale", ".activation_scale", ".input_global_scale")
+INPUT_SCALES = (".input_scale", ".activation_scale", ".input_global_scale",
+                ".weight_act_quant_scale")
 """What names of static scales of inputs end with."""
 LOG = logging.getLogger("actorium.model")
 KV_SCALES = "kv_scales"

@@ -21,6 +21,7 @@ from actorium.kernels.grouped_rows import (
     Grouped,
     dequantise_grouped,
     pack_rows,
+    powers,
     trailer,
 )
 
@@ -30,10 +31,12 @@ NUMBERS = {own.name: number for number, own in TYPES.items()}
 NATIVE = frozenset(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
                     "IQ4_NL", "IQ4_XS", "MXFP4"))
 """Types that `kernels/cpu/gguf_rows.c` reads."""
+NATIVE_ROWS = NATIVE - {"MXFP4"}
+"""Those of them whose rows of codes it makes, too: of MXFP4 it makes numbers alone."""
 NL_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """What the codes of IQ4_NL and IQ4_XS stand for."""
 E2M1_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""What those of MXFP4 and NVFP4 do, twice as large."""
+"""What those of NVFP4 do, twice as large."""
 ONE = (0x00, 0x3C)
 """1 in f16."""
 MIDDLE = 16
@@ -44,7 +47,7 @@ def write_rows(kind: str, blocks: Tensor, into: Tensor) -> None:
     """Rows of blocks of this type as rows of codes. blocks: u8[N, bytes of a row]; into: i8[N, ...]
     of the same device, see `row_bytes`."""
     lib = _library(kind, blocks)
-    if lib is None:
+    if lib is None or kind not in NATIVE_ROWS:
         into.copy_(pack_rows(grouped(kind, blocks)))
         return
     own = TYPES[NUMBERS[kind]]
@@ -231,11 +234,9 @@ def _iq4_xs(rows: Tensor) -> Parts:
 
 
 def _mxfp4(rows: Tensor) -> Parts:
+    """Codes in e2m1, as they are; of scales 255 is no number."""
     blocks = _blocks(rows, 17)
-    exponent = blocks[..., 0].int()  # half of 2**(exponent - 127)
-    bits = torch.where(exponent < 2, 0x200000 << exponent.clamp(max=1), exponent - 1 << 23)
-    codes = _looked_up(_nibbles(blocks[..., 1:]), E2M1_VALUES, MIDDLE)
-    return codes.flatten(-2), bits.view(torch.float32), None
+    return _nibbles(blocks[..., 1:]).flatten(-2), powers(blocks[..., 0]), None
 
 
 def _nvfp4(rows: Tensor) -> Parts:

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from actorium.actors.errors import BadModel
-from actorium.actors.models.gguf_families import JOINED, LATENT
 from actorium.actors.models.gguf_file import GgufTensor, read_gguf
+from actorium.actors.models.gguf_names import JOINED, LATENT
 from actorium.actors.models.gguf_tensors import (
     MINUS_ONE,
     GgufPart,
@@ -31,12 +31,13 @@ from actorium.actors.models.model_files import open_file
 from actorium.gpu.parallel.rank_slices import TensorSlice
 from actorium.gpu.weights.gguf_blocks import (
     FORMATS,
-    NATIVE,
+    NATIVE_ROWS,
     NUMBERS,
     write_numbers,
     write_rows,
 )
 from actorium.gpu.weights.lazy_tensors import LazyTensor
+from actorium.gpu.weights.mxfp4 import NO_NUMBER
 from actorium.gpu.weights.safetensors_reader import Wanted, fill
 from actorium.kernels.grouped_rows import (
     ROWS,
@@ -52,7 +53,8 @@ from actorium.kernels.grouped_rows import (
 PIECE = 8 << 20
 """Bytes of a file that are read at once, or one row."""
 CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
-    MINUS_ONE: lambda weight: weight - 1, "log_negated": lambda weight: (-weight).log(),
+    MINUS_ONE: lambda weight: weight - 1,
+    **dict.fromkeys(("log_negated", "log_negated_rows"), lambda weight: (-weight).log()),
     "row": torch.Tensor.float, "flat": torch.Tensor.float, "convolution": torch.Tensor.float,
 }
 """Of tensors that are small: what makes those of a checkpoint of them, in f32."""
@@ -70,7 +72,7 @@ def gguf_tensors(source: Path, wanted: Wanted, dtype: torch.dtype, device: torch
         for part in own:
             if wanted(file, part.name, dtype, part.shape):
                 chosen.append(part)
-            elif part.name.endswith(".bias"):
+            elif part.name.endswith(".bias") and not part.optional:
                 raise BadModel(f"{file}: tensor {part.stored.name} is none of this architecture's "
                                "that are served")
         yield file, ((part.name, _tensor(part, dtype, device, keep)) for part in chosen)
@@ -119,7 +121,7 @@ def _lazily(part: GgufPart, dtype: torch.dtype, device: torch.device, keep: bool
             own: FileRows) -> LazyTensor:
     rows = keep and part.stored.type.name in FORMATS
     laid_out = rows and device.type == "cpu" and len(part.shape) == 2
-    blocks = _blocks_of(part, own) if laid_out and part.stored.type.name in NATIVE else None
+    blocks = _blocks_of(part, own) if laid_out and part.stored.type.name in NATIVE_ROWS else None
 
     def cut(taken: TensorSlice) -> LazyTensor | None:
         found = _rows_of(part, taken)
@@ -130,6 +132,8 @@ def _lazily(part: GgufPart, dtype: torch.dtype, device: torch.device, keep: bool
 
 
 def _whole(part: GgufPart) -> FileRows:
+    if part.rows and len(part.shape) == 1:
+        return FileRows(((0, 1),), part.rows[0], part.shape[0])
     rows = part.rows or (0, part.stored.bytes // _row_bytes(part.stored) // _parts(part))
     return FileRows(((0, rows[1] - rows[0]),), 0, part.stored.shape[-1])
 
@@ -192,6 +196,9 @@ def _read(fd: int, part: GgufPart, dtype: torch.dtype, rows: bool, device: torch
     found = torch.empty((own.number, width), dtype=ROWS if rows else dtype, device=device)
     for at, piece in _pieces(fd, part, own):
         into, blocks = found[at:at + len(piece)], piece.to(device)
+        if kind == "MXFP4" and bool((blocks[:, ::part.stored.type.bytes] == NO_NUMBER).any()):
+            raise BadModel(f"{part.stored.file}: tensor {part.stored.name} holds a scale that is "
+                           "not a number")
         if rows:
             write_rows(kind, blocks, into)
             scale_rows(into, own.columns, kind, factor)
@@ -269,7 +276,7 @@ def _parts(part: GgufPart) -> int:
 def _start(part: GgufPart, row: int, column: int) -> int:
     """Where it lies in the file."""
     before = (part.expert or 0) * (part.stored.bytes // _parts(part))
-    first = part.rows[0] if part.rows else 0
+    first = part.rows[0] if part.rows and len(part.shape) > 1 else 0
     return (part.stored.start + before + (first + row) * _row_bytes(part.stored)
             + _bytes_of(part.stored, column))
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import chain, groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,11 +15,9 @@ from torch import Tensor
 
 from actorium.actors.errors import BadModel, shown
 from actorium.actors.models.gguf_config import GGUF
-from actorium.actors.models.gguf_file import gguf_files
-from actorium.actors.models.gguf_folder import SUFFIX as GGUF_SUFFIX
+from actorium.actors.models.gguf_file import gguf_files, read_gguf
 from actorium.actors.models.gguf_folder import gguf_source
-from actorium.actors.models.model_dir import read_json
-from actorium.actors.models.model_files import INDEX, MAX_INDEX, SINGLE, check_file, unindexed_files
+from actorium.actors.models.gguf_tensors import checkpoint_tensors
 from actorium.gpu.families.fp8_config import Fp8Shape
 from actorium.gpu.families.stored_weights import StoredWeights
 from actorium.gpu.families.tensor_names import Renames
@@ -47,7 +43,7 @@ from actorium.gpu.weights.lazy_tensors import (
 )
 from actorium.gpu.weights.mxfp4 import StackedExperts4
 from actorium.gpu.weights.online_quantisation import quantised_lazily
-from actorium.gpu.weights.safetensors_reader import DeviceReader, Wanted, mapped, unreadable
+from actorium.gpu.weights.safetensors_reader import checkpoint_files, read_files, unreadable
 from actorium.gpu.weights.sliced_tensors import RankSlices
 from actorium.gpu.weights.stored_codes import StoredModule, StoredParts, orders_beyond_plan
 from actorium.gpu.weights.table_codes import TableModule
@@ -58,8 +54,6 @@ Progress = Callable[[str, int, int], None]
 """(what, done, of): called once per shard, when it is read."""
 
 LOG = logging.getLogger("actorium.model")
-MAX_SHARDS, MAX_NAME = 10_000, 200
-"""Files of a checkpoint, and characters of their names."""
 WRAPPED = ("base_model.model.", "_orig_mod.", "module.")
 """What names begin with in checkpoints that were saved from within a wrapper: of adapters that are
 merged (PEFT), of a compiled model, of a distributed one."""
@@ -73,6 +67,9 @@ NESTED = (("language_model.model.", "model."), ("model.language_model.", "model.
 """Where checkpoints of text and images have their language model, and what it is called alone; the
 tower; what is called otherwise in those of a model without its head; and what some families call
 all but their layers' parts."""
+OF_TORCHAO = ((r"\._weight_qdata$", ".weight"), (r"\._weight_", ".weight_"))
+"""What torchao calls the tensors of a weight, and others those that are the same."""
+SCALED_INPUT = ".weight_act_pre_scale"
 ADAPTER = ".lora_A."
 """Part of names in a checkpoint of an adapter."""
 
@@ -101,42 +98,6 @@ class Fused(NamedTuple):
     """Another shape in which some have it, and `cut` takes it; (): none."""
 
 
-def checkpoint_files(path: Path) -> dict[str, list[str] | None]:
-    """Shard file names, each with the tensors the index places in it (None: whatever it holds).
-
-    Raises `BadModel` when there is no checkpoint or a shard is missing.
-    """
-    if (path / INDEX).is_file():
-        placed = read_json(path / INDEX, max_bytes=MAX_INDEX).get("weight_map")
-        if not isinstance(placed, dict) or not placed:
-            raise BadModel(f"{path / INDEX}: weight_map: must map tensor names to files")
-        shards: dict[str, list[str] | None] = {}
-        for name, file in placed.items():
-            if (not isinstance(file, str) or file in ("", ".", "..") or "/" in file
-                    or len(file) > MAX_NAME or not file.isprintable()):
-                raise BadModel(f"{path / INDEX}: {shown(name)}: {shown(file)} is not a file "
-                               "beside it")
-            names = shards.setdefault(file, [])
-            assert names is not None
-            names.append(name)
-        if len(shards) > MAX_SHARDS:
-            raise BadModel(f"{path / INDEX}: names more than {MAX_SHARDS} files")
-    else:
-        there = sorted(os.listdir(path))
-        names = unindexed_files(there)
-        if not names:
-            gguf = next((path / name for name in there if name.endswith(GGUF_SUFFIX)), None)
-            raise BadModel(f"{path}: no {SINGLE}, no {INDEX}, and no one other checkpoint in "
-                           f"safetensors{f'; name {gguf} itself to serve it' if gguf else ''}")
-        shards = dict.fromkeys(names)
-    for file in shards:
-        try:
-            check_file(path / file)
-        except FileNotFoundError:
-            raise BadModel(f"{path / file}: a part of the checkpoint is missing") from None
-    return dict(sorted(shards.items()))
-
-
 def holds(path: Path, name: str) -> bool:
     """Whether the checkpoint at `path` has a tensor of this name. Raises `BadModel`."""
     return name in tensor_names(path)
@@ -144,6 +105,8 @@ def holds(path: Path, name: str) -> bool:
 
 def tensor_names(path: Path, renames: Renames = ()) -> set[str]:
     """Of all tensors of the checkpoint at `path`, by `plain_name`. Raises `BadModel`."""
+    if (source := gguf_source(path)) is not None:
+        return {part.name for part in checkpoint_tensors(read_gguf(source))}
     tensors: set[str] = set()
     for file, placed in checkpoint_files(path).items():
         names = placed
@@ -178,7 +141,7 @@ def read_tensors(
         files = [path / file for file in checkpoint_files(path)]
         # What is made of a weight when a layer takes it stays in the file until then.
         where = device if grouped is None else torch.device("cpu")
-        shards = _read(files, where, intake.wanted)
+        shards = read_files(files, where, intake.wanted)
     else:
         files = gguf_files(source)
         kept = grouped is not None and grouped.source == GGUF
@@ -191,31 +154,6 @@ def read_tensors(
                 raise BadModel(f"{file}: {e}") from None
         progress(file.name, done, len(files))
     return intake.finish(path)
-
-
-def _read(files: list[Path], device: torch.device,
-          wanted: Wanted) -> Iterator[tuple[Path, Iterable[tuple[str, Tensor]]]]:
-    """Each file with the wanted tensors in it."""
-    if device.type == "cpu":
-        for file in files:
-            yield file, mapped(file, wanted)
-        return
-    with DeviceReader(device) as reader:
-        yield from by_file(reader.read(files, wanted))
-
-
-def by_file(batches: Iterable[tuple[Path, list[tuple[str, Tensor]]]]
-            ) -> Iterator[tuple[Path, Iterable[tuple[str, Tensor]]]]:
-    """Each file with its tensors, of one batch after the other."""
-    for file, own in groupby(batches, lambda batch: batch[0]):
-        yield file, chain.from_iterable(_drained(tensors) for _, tensors in own)
-
-
-def _drained(tensors: list[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Each in turn, held no longer: what is made of a whole file would else lie beside it."""
-    tensors.reverse()
-    while tensors:
-        yield tensors.pop()
 
 
 class TensorIntake:
@@ -257,6 +195,9 @@ class TensorIntake:
         if self.parts is not None and name in self.parts.weights:
             return True
         scaled = self.pairs is not None or self.parts is not None
+        if name.endswith(SCALED_INPUT):
+            raise BadModel(f"{file}: tensor {stored}: numbers by which an input is multiplied are "
+                           "not supported")
         self.static += scaled and name.endswith(INPUT_SCALES)
         self.adapter = self.adapter or ADAPTER in name
         if self.pairs is None:
@@ -451,6 +392,6 @@ def plain_name(name: str, renames: Renames) -> str:
         if name.startswith(nested):
             name = plain + name[len(nested):]
             break
-    for part, own in renames:
+    for part, own in (*renames, *OF_TORCHAO):
         name = re.sub(part, own, name)
     return name

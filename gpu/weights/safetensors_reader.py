@@ -1,4 +1,5 @@
-"""Tensors of safetensors files: mapped into memory, or carried to a device while more are read.
+"""Safetensors files: those of a checkpoint, and their tensors, mapped into memory, or carried to a
+device while more are read.
 
 On a CPU a tensor is the file's own pages, read when they are first looked at. To a device threads
 read pieces of files into pinned buffers, from which they are copied on a stream of its own: a
@@ -9,10 +10,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import islice
+from itertools import chain, groupby, islice
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
@@ -21,7 +22,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from actorium.actors.errors import BadModel
+from actorium.actors.errors import BadModel, shown
+from actorium.actors.models.gguf_folder import SUFFIX as GGUF_SUFFIX
+from actorium.actors.models.model_dir import read_json
+from actorium.actors.models.model_files import (
+    INDEX,
+    MAX_INDEX,
+    PICKLES,
+    SINGLE,
+    check_file,
+    unindexed_files,
+)
 
 THREADS = 8
 """One reads some 5 GB/s of the page cache, and a device takes some 50."""
@@ -39,6 +50,8 @@ DTYPES = {
     "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }
 """Safetensors' names."""
+MAX_SHARDS, MAX_NAME = 10_000, 200
+"""Files of a checkpoint, and characters of their names."""
 Wanted = Callable[[Path, str, torch.dtype, Sequence[int]], bool]
 """Whether a file's tensor of this name, dtype and shape is wanted; raises `BadModel` on one that is
 not as it should be."""
@@ -53,6 +66,44 @@ class StoredTensor(NamedTuple):
     start: int
     """First byte, of the file."""
     bytes: int
+
+
+def checkpoint_files(path: Path) -> dict[str, list[str] | None]:
+    """Shard file names, each with the tensors the index places in it (None: whatever it holds).
+
+    Raises `BadModel` when there is no checkpoint or a shard is missing.
+    """
+    if (path / INDEX).is_file():
+        placed = read_json(path / INDEX, max_bytes=MAX_INDEX).get("weight_map")
+        if not isinstance(placed, dict) or not placed:
+            raise BadModel(f"{path / INDEX}: weight_map: must map tensor names to files")
+        shards: dict[str, list[str] | None] = {}
+        for name, file in placed.items():
+            if (not isinstance(file, str) or file in ("", ".", "..") or "/" in file
+                    or len(file) > MAX_NAME or not file.isprintable()):
+                raise BadModel(f"{path / INDEX}: {shown(name)}: {shown(file)} is not a file "
+                               "beside it")
+            names = shards.setdefault(file, [])
+            assert names is not None
+            names.append(name)
+        if len(shards) > MAX_SHARDS:
+            raise BadModel(f"{path / INDEX}: names more than {MAX_SHARDS} files")
+    else:
+        there = sorted(os.listdir(path))
+        names = unindexed_files(there)
+        if not names:
+            pickled = next((name for name in there if name.endswith(PICKLES)), None)
+            gguf = next((path / name for name in there if name.endswith(GGUF_SUFFIX)), None)
+            raise BadModel(f"{path}: no {SINGLE}, no {INDEX}, and no one other checkpoint in "
+                           f"safetensors{f'; name {gguf} itself to serve it' if gguf else ''}"
+                           f"{f'; {pickled} is pickled, which is never read' if pickled else ''}")
+        shards = dict.fromkeys(names)
+    for file in shards:
+        try:
+            check_file(path / file)
+        except FileNotFoundError:
+            raise BadModel(f"{path / file}: a part of the checkpoint is missing") from None
+    return dict(sorted(shards.items()))
 
 
 def unreadable(file: Path, why: object) -> BadModel:
@@ -95,6 +146,31 @@ def mapped(file: Path, wanted: Wanted) -> Iterator[tuple[str, Tensor]]:
                     yield name, shard.get_tensor(name)
     except (SafetensorError, OSError) as e:
         raise unreadable(file, e) from None
+
+
+def read_files(files: list[Path], device: torch.device,
+               wanted: Wanted) -> Iterator[tuple[Path, Iterable[tuple[str, Tensor]]]]:
+    """Each file with the wanted tensors in it."""
+    if device.type == "cpu":
+        for file in files:
+            yield file, mapped(file, wanted)
+        return
+    with DeviceReader(device) as reader:
+        yield from by_file(reader.read(files, wanted))
+
+
+def by_file(batches: Iterable[tuple[Path, list[tuple[str, Tensor]]]]
+            ) -> Iterator[tuple[Path, Iterable[tuple[str, Tensor]]]]:
+    """Each file with its tensors, of one batch after the other."""
+    for file, group in groupby(batches, lambda batch: batch[0]):
+        yield file, chain.from_iterable(_drained(tensors) for _, tensors in group)
+
+
+def _drained(tensors: list[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Each in turn, held no longer: what is made of a whole file would else lie beside it."""
+    tensors.reverse()
+    while tensors:
+        yield tensors.pop()
 
 
 class DeviceReader:

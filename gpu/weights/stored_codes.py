@@ -1,5 +1,5 @@
-"""Weights that checkpoints have as whole numbers, opened: AWQ, GPTQ, bitsandbytes in 8 bits, and
-compressed-tensors in `pack-quantized` and `int-quantized`.
+"""Weights that checkpoints have as whole numbers, opened: AWQ, GPTQ, HQQ, bitsandbytes in 8 bits,
+and compressed-tensors in `pack-quantized` and `int-quantized`, as which torchao's are read.
 
 All are, of column k of a row, in group g(k),
 
@@ -18,6 +18,11 @@ which the first code has the lowest bits:
   `weight_zero_point` i32[N * bits / 32, G], words along n; `weight_shape` i64[2]; `weight_g_idx`
   i32[K]. Codes and zeros are stored with half their range added.
 - `int-quantized`: `weight` i8[N, K]; `weight_scale` [N, G]; `weight_zero_point` i8[N, G].
+- HQQ: `W_q`, of the weight as a matrix whose rows (`axis` 1) or columns (0) share a scale, parts
+  of as many rows one above the other in the bits of a byte, the first in the upper ones; of 3 bits
+  ten in 30 bits of a word, the last rows filled up; or these bytes as numbers of a float type
+  (`view_as_float`). `scale`, `zero`, in a float type too, of each row (or column); `shape`,
+  `nbits`, `group_size`, `axis`.
 - bitsandbytes' LLM.int8: `weight` i8[N, K]; `SCB` f32[N], the largest number of a row, which is 127
   scales; `weight_format` u8, 0 where rows lie in order.
 
@@ -32,12 +37,18 @@ import torch
 from torch import Tensor
 
 from actorium.actors.errors import BadModel, shown
-from actorium.gpu.families.quant_config import AWQ, GPTQ, GPTQ_V2, INTEGERS, MXFP4, PACKED
+from actorium.gpu.families.fp8_config import MXFP4
 from actorium.gpu.families.stored_weights import (
+    AWQ,
     BNB_FP4,
     BNB_INT8,
     BNB_NF4,
+    GPTQ,
+    GPTQ_V2,
+    HQQ,
+    INTEGERS,
     LOOKED_UP,
+    PACKED,
     StoredWeight,
     StoredWeights,
 )
@@ -57,6 +68,7 @@ PARTS = {
     GPTQ: _OF_GPTQ, GPTQ_V2: _OF_GPTQ,
     PACKED: ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape"),
     INTEGERS: ("weight", "weight_scale", "weight_zero_point"),
+    HQQ: ("W_q", "scale", "zero", "shape", "nbits", "group_size", "axis"),
     MXFP4: ("blocks", "scales"),
     BNB_INT8: ("weight", "SCB", "weight_zero_point", "weight_format"),
     BNB_NF4: BNB_PARTS, BNB_FP4: BNB_PARTS, **E2M1_PARTS,
@@ -80,11 +92,13 @@ class StoredModule:
         self.outs, self.ins = shape
         self.count = -(-self.ins // how.group) if how.group else 1
         """G"""
+        if how.layout == HQQ and (how.across or how.group and self.ins % how.group):
+            self.count = self.ins  # rows share scales, or groups end within a row
         self._check()
         groups = self._groups()
         self.order: Tensor | None = None
         """i64[K], which column of the input meets each column of the rows; None: its own."""
-        self.even = how.group == 0 or self.ins % how.group == 0
+        self.even = not how.across and (how.group == 0 or self.ins % how.group == 0)
         """Each group has its columns, so that the weight can be rows."""
         if groups is not None:
             sizes = torch.bincount(groups, minlength=self.count)
@@ -111,7 +125,8 @@ class StoredModule:
         codes, scales, zeros = self._opened()
         groups = self._column_groups
         if groups is None:
-            groups = torch.arange(self.ins) // (self.how.group or self.ins)
+            groups = torch.arange(self.ins) // (
+                1 if self.count == self.ins else self.how.group or self.ins)
         groups = groups.to(codes.device)
         middle = float(1 << self.how.bits - 1)
         least = middle if zeros is None else zeros.index_select(1, groups)
@@ -124,6 +139,9 @@ class StoredModule:
 
     def _check(self) -> None:
         """Dtypes and shapes of what is there, and that nothing is missing that must be."""
+        if self.how.layout == HQQ:
+            self._check_hqq()
+            return
         words, bits = torch.int32, self.how.bits
 
         def packed(numbers: int) -> int:
@@ -163,6 +181,54 @@ class StoredModule:
             raise self._bad("weight_shape", f"is {stored.tolist()}, the config asks for "
                             f"{[self.outs, self.ins]}")
 
+    def _check_hqq(self) -> None:
+        how = self.how
+        for part in PARTS[HQQ][:3]:
+            if part not in self.parts:
+                raise self._bad(part, "is missing")
+        group = how.group or (self.outs if how.across else self.ins)
+        for part, wanted in zip(PARTS[HQQ][3:], (
+                [self.outs, self.ins], [how.bits], [group], [int(not how.across)]), strict=True):
+            own = self.parts.get(part)
+            if own is not None and (stored := own.flatten()[:3].tolist()) != wanted:
+                raise self._bad(part, f"is {shown(stored)}, the config asks for {wanted}")
+        rows, columns = self._matrix()
+        each = 10 if how.bits == 3 else 8 // how.bits
+        packed, scales = self.parts["W_q"], rows if not how.across else columns
+        numbers = -(-rows // each) * columns
+        size = 4 if how.bits == 3 else 1
+        if packed.nbytes != numbers * size:
+            raise self._bad("W_q", f"is {packed.dtype} of shape {shown(list(packed.shape))}, the "
+                            f"config asks for {numbers} numbers of {size * 8} bits")
+        for part in ("scale", "zero"):
+            own = self.parts[part]
+            if not own.is_floating_point() or own.numel() != scales:
+                raise self._bad(part, f"is {own.dtype} of shape {shown(list(own.shape))}, the "
+                                f"config asks for {scales} numbers in a float type")
+
+    def _matrix(self) -> tuple[int, int]:
+        """(rows, columns) of HQQ's matrix of groups. Raises `BadModel`."""
+        numbers, across = self.outs * self.ins, self.how.across
+        group = self.how.group or (self.outs if across else self.ins)
+        if numbers % group:
+            raise self._bad("W_q", f"has {numbers} numbers, which are not groups of {group}")
+        return (group, numbers // group) if across else (numbers // group, group)
+
+    def _hqq(self, packed: Tensor, scales: Tensor, zeros: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(codes u8[N, K], scales and zeros f32[N, G])"""
+        bits, (rows, columns) = self.how.bits, self._matrix()
+        words = packed.contiguous().view(torch.int32 if bits == 3 else torch.uint8)
+        words = words.view(-1, columns)
+        each = 10 if bits == 3 else 8 // bits
+        codes = torch.cat([((words >> bits * i) & (1 << bits) - 1).to(torch.uint8)
+                           for i in range(each - 1, -1, -1)])[:rows]
+        own = [each.float().view((1, -1) if self.how.across else (-1, 1))
+               for each in (scales, zeros)]
+        if self.count == self.ins:
+            own = [each.expand(rows, columns) for each in own]
+        scales, zeros = (each.reshape(self.outs, self.count) for each in own)
+        return codes.view(self.outs, self.ins), scales, zeros
+
     def _groups(self) -> Tensor | None:
         """i64[K], the group of each column; None where they lie in order. On the CPU."""
         found = self.parts.get("g_idx", self.parts.get("weight_g_idx"))
@@ -182,7 +248,10 @@ class StoredModule:
         codes, scales, zeros = (None if own is None else own.to(self.device, copy=self.mapped)
                                 for own in map(self.parts.get, names[:3]))
         assert codes is not None and scales is not None
-        if how.layout == BNB_INT8:
+        if how.layout == HQQ:
+            assert zeros is not None
+            codes, scales, zeros = self._hqq(codes, scales, zeros)
+        elif how.layout == BNB_INT8:
             codes, scales = self._signed(names[0], codes), scales / 127
         elif how.layout == INTEGERS:
             codes = self._signed(names[0], codes)

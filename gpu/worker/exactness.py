@@ -21,6 +21,7 @@ from actorium.gpu.models.short_conv import ShortConv
 from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.reference.torch_ops import TorchOps
 
+CHOICE = "the tokens that an indexer chooses, by products of torch in float32"
 NAMED = 3
 """Shapes of weights that are named, at most."""
 ALIGNED = 16
@@ -65,6 +66,8 @@ def departures(model: LoadedModel, asked: str) -> list[str]:
         found.append("sums over ranks by torch's gloo")
     if ops.uncut:
         found.append(f"bits of other numbers of ranks (weights of {', '.join(sorted(ops.uncut))})")
+    if model.shape.index is not None:
+        found.append(CHOICE)
     if model.vision is not None:
         found += model.vision.ops.inexact
     return found
@@ -110,6 +113,8 @@ def device_departures(model: Decoder) -> list[str]:
         found.append("means over streams and gates, by torch")
     if model.group.place.size > 1:
         found.append("sums over ranks, of which nothing has been shown")
+    if shape.index is not None:
+        found.append(CHOICE)
     if model.vision is not None:
         found.append("images")
     return found

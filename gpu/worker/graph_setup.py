@@ -151,6 +151,8 @@ def capture_programs(config: Config, runner: ModelRunner, footprint: Footprint,
         "experts are grouped by the host" if model.waits else "")
     if not why and not model.attention.decode.graphs:
         why = f"{model.attention.decode.name} attends"
+    if model.shape.index is not None:
+        why = "an indexer chooses tokens"
     if not model.group.replays:
         why = "the ranks' sums are not C's"
     if not why:

@@ -33,10 +33,11 @@ class NativeDecode:
     def __init__(
         self, lib: ctypes.CDLL, threads: int, pages: Tensor, lens: Tensor, q_len: int,
         page_size: int, window: int, scale: float, exact: bool = False, soft_cap: float = 0.0,
+        slopes: Tensor | None = None,
     ) -> None:
         """See `paged_attention.torch_decode`. exact: with the bits that `NativeExtend` gives the
         same tokens, where that can run."""
-        self.soft_cap = soft_cap
+        self.soft_cap, self.slopes = soft_cap, slopes
         self.lib, self.threads, self.pages, self.lens = lib, threads, pages, lens.contiguous()
         self.q_len, self.page_size = q_len, page_size
         self.window, self.scale, self.exact = window, scale, exact
@@ -45,7 +46,7 @@ class NativeDecode:
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
                  scales: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
         out = q.new_empty(q.shape) if out is None else out
-        sunk = 0 if sinks is None else sinks.data_ptr()
+        sunk = address(sinks)
         if layer.dtype in READ:
             self._run(q, layer, self.pages, self.lens, out, scales, sunk)
             return out
@@ -59,7 +60,8 @@ class NativeDecode:
             q.data_ptr(), q.stride(0), layer.data_ptr(), address_of(layer, scales),
             pages.data_ptr(), pages.stride(0), lens.data_ptr(), out.data_ptr(), rows, self.q_len,
             heads, layer.shape[1] // 2, dim, self.page_size.bit_length() - 1,
-            self.window, self.scale, self.threads, self.exact, sinks, self.soft_cap)
+            self.window, self.scale, self.threads, self.exact, sinks, self.soft_cap,
+            address(self.slopes))
 
     def _widened(self, q: Tensor, layer: Tensor, out: Tensor, sinks: int) -> None:
         """Over pages in FP8, of some sequences at a time."""
@@ -91,10 +93,11 @@ class NativeExtend:
     def __init__(
         self, lib: ctypes.CDLL, threads: int, chunks: Tensor, tables: Sequence[Tensor],
         page_size: int, window: int, scale: float, latents: bool = False, soft_cap: float = 0.0,
+        slopes: Tensor | None = None,
     ) -> None:
         """chunks: i64[n, 4]: address of the page table, first row in q, tokens before, tokens.
-        tables: kept alive. soft_cap: not of latents, as no sinks are."""
-        self.soft_cap = soft_cap
+        tables: kept alive. soft_cap, slopes: not of latents, as no sinks are."""
+        self.soft_cap, self.slopes = soft_cap, slopes
         self.lib, self.threads, self.chunks, self.latents = lib, threads, chunks, latents
         self.tables = {table.data_ptr(): table for table in tables}
         self.page_size, self.window, self.scale = page_size, window, scale
@@ -106,7 +109,7 @@ class NativeExtend:
             own = self(F.pad(q, (0, more)), layer, None, scales)[..., :row]
             return own.contiguous() if out is None else out.copy_(own)
         out = q.new_empty(q.shape) if out is None else out
-        sunk = 0 if sinks is None else sinks.data_ptr()
+        sunk = address(sinks)
         if layer.dtype in READ:
             self._run(q, layer, self.chunks, out, scales, sunk)
             return out
@@ -118,7 +121,7 @@ class NativeExtend:
         _, heads, dim = q.shape
         kernel, sizes, more = ((self.lib.latent_extend, [layer.shape[2]], []) if self.latents
                                else (self.lib.paged_extend, [layer.shape[1] // 2, dim],
-                                     [sinks, self.soft_cap]))
+                                     [sinks, self.soft_cap, address(self.slopes)]))
         kernel(q.data_ptr(), q.stride(0), layer.data_ptr(), address_of(layer, scales),
                chunks.data_ptr(), len(chunks), out.data_ptr(), heads, *sizes,
                self.page_size.bit_length() - 1, self.window, self.scale, self.threads, *more)
@@ -134,6 +137,11 @@ class NativeExtend:
             table = torch.arange(len(own), dtype=torch.int32)
             self._run(q, wide, torch.tensor([[table.data_ptr(), first, start - behind * size,
                                               count]]), out, None, sinks)
+
+
+def address(numbers: Tensor | None) -> int:
+    """Where they lie; 0: there are none."""
+    return 0 if numbers is None else numbers.data_ptr()
 
 
 def address_of(layer: Tensor, scales: Tensor | None) -> int:

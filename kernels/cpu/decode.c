@@ -17,8 +17,8 @@ INLINE void widen(const char *at, const int codes, const bf16 *scale, int dim, f
 
 /* Attention of `group` query heads, which share key head `head`, over tokens first..len of a row. */
 INLINE void attend(const struct paged_decode *d, const bf16 *q, const int32_t *table, int first,
-                   int len, int head, int group, const float *sinks, const int codes, int dim,
-                   bf16 *out) {
+                   int len, int head, int group, const float *sinks, const float *slopes,
+                   const int codes, int dim, bf16 *out) {
     const float by = d->cap ? d->scale / d->cap : d->scale;
     float query[GROUP][MAX_HEAD], acc[GROUP][MAX_HEAD], score[GROUP][CHUNK];
     float top[GROUP], sum[GROUP];
@@ -46,6 +46,7 @@ INLINE void attend(const struct paged_decode *d, const bf16 *q, const int32_t *t
                 float dot = 0;
                 for (int i = 0; i < dim; i++) dot += query[g][i] * key[i];
                 score[g][s] = d->cap ? d->cap * tanh_of(dot) : dot;
+                if (slopes) score[g][s] += slopes[g] * (begin + s - (len - 1));
             }
         }
         for (int g = 0; g < group; g++) {
@@ -106,7 +107,8 @@ INLINE void head_task(const struct paged_decode *d, int64_t task, const int code
         int n = group - g < GROUP ? group - g : GROUP;
         int64_t h = (int64_t)k * group + g;
 #define CALL(N, D) attend(d, d->q + b * d->q_stride + h * D, d->tables + own * d->table_stride, \
-                          first, len, k, N, d->sinks ? d->sinks + h : 0, codes, D, \
+                          first, len, k, N, d->sinks ? d->sinks + h : 0, \
+                          d->slopes ? d->slopes + h : 0, codes, D, \
                           d->out + (b * d->heads + h) * D)
         if (dim == 128) CALL(n, 128);
         else if (dim == 64) CALL(n, 64);
@@ -148,10 +150,11 @@ void paged_decode_task(const struct paged_decode *d, int64_t task) {
 void paged_decode(const bf16 *q, int64_t q_stride, const void *pages, const bf16 *scales,
                   const int32_t *tables, int64_t table_stride, const int32_t *lens, bf16 *out,
                   int64_t rows, int q_len, int heads, int kv_heads, int dim, int page_bits, int window,
-                  float scale, int threads, int exact, const float *sinks, float cap) {
+                  float scale, int threads, int exact, const float *sinks, float cap,
+                  const float *slopes) {
     struct paged_decode d = {q, q_stride, pages, scales, tables, table_stride, lens, out, rows, q_len,
                              heads, kv_heads, dim, page_bits, window, scale, threads,
-                             exact, sinks, cap};
+                             exact, sinks, cap, slopes};
     int64_t tasks = paged_decode_tasks(&d);
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (rows > q_len || lens[0] > 64)
     for (int64_t task = 0; task < tasks; task++) paged_decode_task(&d, task);

@@ -33,13 +33,17 @@ INLINE void add_pair(float pairs[][KEYS / 2], int i, float sums[2], const int n)
 struct column { float top, sum, outputs[MAX_HEAD] __attribute__((aligned(64))); };
 
 /* Scores of a query that sees keys [from, to) of a round become weights; those of whole registers
- * behind `to` are left: they would be 0, and are not looked at. cap: of scores in bits, or 0. */
-INLINE void weigh_keys(float *scores, int from, int to, float scale, float cap, struct column *c,
-                       int dim) {
+ * behind `to` are left: they would be 0, and are not looked at. cap: of scores in bits, or 0. slope:
+ * in bits, or 0; ahead: where the round's first token lies, as seen from the query's. */
+INLINE void weigh_keys(float *scores, int from, int to, float scale, float cap, float slope,
+                       int ahead, struct column *c, int dim) {
     for (int s = 0; cap && s < to; s += 16)
         store_lanes(scores + s, capped_lanes(mul_lanes(load_lanes(scores + s), all_lanes(scale)),
                                              cap));
-    if (cap) scale = 1;
+    for (int s = 0; slope && s < to; s += 16)
+        store_lanes(scores + s, sloped_lanes(load_lanes(scores + s), all_lanes(scale),
+                                             all_lanes(slope), lanes_from(ahead + s)));
+    if (cap || slope) scale = 1;
     for (int s = 0; s < from; s++) scores[s] = -INFINITY;
     const int all = (to + 31) & ~31;
     for (int s = to; s < all; s++) scores[s] = -INFINITY;
@@ -68,13 +72,14 @@ INLINE void pair_up(float weights[][KEYS], int count, float pairs[][KEYS / 2], c
 
 /* Queries of a row, n of them (1 or 2), over a round of which it sees [from, to). */
 INLINE void round_of(const bf16 *const q[2], const number *keys, const bf16 *const *values,
-                     int from, int to, float scale, float cap, int dim, struct column *c,
-                     const int n) {
+                     int from, int to, float scale, float cap, const float *slopes, int ahead,
+                     int dim, struct column *c, const int n) {
     float scores[2][KEYS] __attribute__((aligned(64)));
     float pairs[2][KEYS / 2], sums[2], *outputs[2] = {c[0].outputs, c[n - 1].outputs};
     score_keys(q, keys, to, dim, scores, n);
     for (int h = 0; h < n; h++) {
-        weigh_keys(scores[h], from, to, scale, cap, c + h, dim);
+        weigh_keys(scores[h], from, to, scale, cap, slopes ? slopes[h] * 1.44269504f : 0, ahead,
+                   c + h, dim);
         sums[h] = c[h].sum;
     }
     pair_up(scores, (to + 1) & ~1, pairs, n);
@@ -185,8 +190,12 @@ INLINE void attend_exact(const struct paged_decode *d, struct part a, int dim) {
                 for (int h = 0; h < a.count; h += 2) {
                     const bf16 *two[2] = {q + h * dim, q + (h + 1) * dim};
                     struct column *c = column + (i * a.rows + r) * a.count + h;
-                    if (h + 1 < a.count) round_of(two, keys, of, from, to, scale, cap, dim, c, 2);
-                    else round_of(two, keys, of, from, to, scale, cap, dim, c, 1);
+                    const float *slopes = d->slopes ? d->slopes + (int64_t)(a.k + i) * group
+                                                      + a.first + h : 0;
+#define GO(N) round_of(two, keys, of, from, to, scale, cap, slopes, begin - len + 1, dim, c, N)
+                    if (h + 1 < a.count) GO(2);
+                    else GO(1);
+#undef GO
                 }
             }
         }

@@ -36,10 +36,12 @@ INLINE void fetch_some(struct fetch *f, int count) {
     }
 }
 
-/* A round of `heads` queries that share a key head. cap: of scores in bits, or 0. */
+/* A round of `heads` queries that share a key head. cap: of scores in bits, or 0. slopes: of these
+ * heads, or 0; ahead: where the round's first token lies, as seen from the query's. */
 INLINE void attend_round(struct query q, const struct round *r, int64_t head, int64_t values,
                          float *outputs, float *top, float *sum, int dim, int heads,
-                         struct fetch *soon, int each, float cap) {
+                         struct fetch *soon, int each, float cap, const float *slopes,
+                         int ahead) {
     struct weights weights;
     floats16 scores[HEADS][PARTS];
     for (int h = 0; h < heads; h++) {
@@ -48,6 +50,9 @@ INLINE void attend_round(struct query q, const struct round *r, int64_t head, in
         floats16 *x = scores[h], most;
         for (int i = 0; i < PARTS; i++) {
             if (cap) x[i] = capped_lanes(x[i], cap);
+            if (slopes)
+                x[i] = add_lanes(x[i], mul_lanes(all_lanes(slopes[h] * 1.44269504f),
+                                                 lanes_from(ahead + 16 * i)));
             x[i] = first_of(x[i], r->count - 16 * i);
             most = i ? max_lanes(most, x[i]) : x[i];
         }
@@ -114,7 +119,9 @@ INLINE void attend_rows(const struct paged_decode *d, const bf16 *q, int n, cons
                 int column = (k - first_head) * group, h = row * width + column;
 #define GO(N) attend_round(query_of(&queries, row, column + g, width, dim), own, (int64_t)k * dim, \
                            kv, outputs + (h + g) * dim, top + h + g, sum + h + g, dim, N, &soon, each, \
-                           d->cap * 1.44269504f)
+                           d->cap * 1.44269504f, \
+                           d->slopes ? d->slopes + (int64_t)k * group + g : 0, \
+                           begin - (last > 1 ? last : 1) + 1)
                 for (int g = 0, left = group; left > 0; g += most, left -= most)
                     if (HEADS > 3 && left > 3 && most > 3) GO(HEADS);
                     else if (HEADS > 2 && left > 2 && most > 2) GO(HEADS - 1);

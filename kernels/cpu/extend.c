@@ -18,8 +18,9 @@
 /* Scores, as they become weights: the columns' scale, the maximum subtracted, the sum so far. */
 struct weighing { floats16 scale[2], top[2], sum[2]; };
 
-/* What scores of columns are multiplied by before they are capped, and what then; 0: they are not. */
-struct cap { floats16 scale[2]; float by; };
+/* What scores of columns are multiplied by before they are capped, and what then; 0: they are not. Or
+ * the slopes by which they fall with the distance from the columns' tokens, `at`. */
+struct cap { floats16 scale[2]; float by; int sloped; floats16 slope[2], at[2]; };
 
 /* Pairs of a round's keys that are still scores, to be weights between other work. */
 struct rest { const float *scores; element *weights; int next, end, share; };
@@ -161,6 +162,15 @@ INLINE void cap_scores(float *scores, int n, const struct cap *cap, int w) {
     }
 }
 
+/* n scores of every column, of keys from `key` on, less what their distance takes. */
+INLINE void slope_scores(float *scores, int n, int64_t key, const struct cap *cap, int w) {
+    for (int i = 0; i < n; i++) {
+        floats16 ahead = sub_lanes(all_lanes((float)(key + i)), cap->at[w]);
+        store_lanes(scores + i * 16, sloped_lanes(load_lanes(scores + i * 16), cap->scale[w],
+                                                  cap->slope[w], ahead));
+    }
+}
+
 /* The largest of n scores of every column; with `edge`, what a column may not see becomes -inf. */
 INLINE floats16 largest(float *scores, int n, int edge, wholes from, wholes to, int key) {
     floats16 m[4];
@@ -230,6 +240,7 @@ INLINE void attend(const struct scratch *s, const struct sight *see, int64_t beg
         for (int w = 0; w <= two; w++) {
             float *scores = s->scores + w * KEYS * 16;
             if (cap->by) cap_scores(scores, n, cap, w);
+            if (cap->sloped) slope_scores(scores, n, at, cap, w);
             best[w] = edge ? largest(scores, n, 1, see->from[w], see->to[w], (int)at)
                            : largest(scores, n, 0, see->from[w], see->to[w], (int)at);
             best[w] = mul_lanes(best[w], to->scale[w]);
@@ -269,7 +280,13 @@ INLINE void finish(const float *outputs, floats16 sum, int w, bf16 *const at[16]
 
 /* Where columns first..end of a row have their queries and outputs; what their softmax begins with;
  * what tokens they see. */
-struct unit { const bf16 *q[COLS]; bf16 *out[COLS]; float top[COLS]; int n; struct sight see; };
+struct unit {
+    const bf16 *q[COLS];
+    bf16 *out[COLS];
+    float top[COLS], slope[COLS], at[COLS];
+    int n;
+    struct sight see;
+};
 
 static void aim(const struct call *c, const struct row *row, int k, int64_t first, int64_t end,
                 struct unit *u) {
@@ -284,6 +301,7 @@ static void aim(const struct call *c, const struct row *row, int k, int64_t firs
         u->top[i] = first_top(c->sinks, head);
         int64_t last = row->start + (c->window < 0 ? row->count - 1 : token);
         to[i] = (int32_t)(last > 0 ? last : 0);
+        u->at[i] = (float)to[i], u->slope[i] = c->slopes ? c->slopes[head] * 1.44269504f : 0;
         from[i] = c->window > 0 && to[i] >= c->window ? to[i] - c->window + 1 : 0;
     }
     u->see.low = from[0], u->see.high = to[COLS - 1];
@@ -315,11 +333,12 @@ INLINE void task_of(const struct call *c, const struct row *row, int k, int64_t 
             float *kept = outputs + dim * COLS;
             int two = u.n > 16, fresh = u.see.low >= begin;
             struct weighing state = {0};
-            struct cap cap = {.by = c->cap};
+            struct cap cap = {.by = c->cap, .sloped = c->slopes != 0};
             for (int w = 0; w <= two; w++) {
                 state.scale[w] = mul_lanes(all_lanes(c->scale), pack_queries(
                     u.q + 16 * w, dim, s->query + w * dim * 16));
-                if (!c->cap) continue;
+                if (!c->cap && !c->slopes) continue;
+                cap.slope[w] = load_lanes(u.slope + w * 16), cap.at[w] = load_lanes(u.at + w * 16);
                 cap.scale[w] = state.scale[w], state.scale[w] = all_lanes(1);
             }
             for (int w = 0; w < 2; w++) {
@@ -416,14 +435,14 @@ int extend_ready(void) { return 1; }
  * rows: of n sequences, the address of the page table, the first token in q and out, tokens before
  * it and tokens of it. q: [tokens, ...] of heads x dim every q_stride elements; out: [tokens, heads,
  * dim]; dim a multiple of 32. window: tokens that each sees at most, itself among them; 0: all up to
- * itself; below 0: all of its sequence, those behind it as well. sinks, cap: see `struct
+ * itself; below 0: all of its sequence, those behind it as well. sinks, cap, slopes: see `struct
  * paged_decode`. */
 void paged_extend(const bf16 *q, int64_t q_stride, const void *pages, const bf16 *scales,
                   const int64_t *rows, int64_t n, bf16 *out, int heads, int kv_heads, int dim,
                   int page_bits, int window, float scale, int threads, const float *sinks,
-                  float cap) {
+                  float cap, const float *slopes) {
     struct call c = {q, pages, scales, out, q_stride, heads, kv_heads, dim, page_bits, window, 0,
-                     cap ? scale / cap : scale * 1.44269504f, 0, 0, sinks, cap * 1.44269504f};
+                     cap ? scale / cap : scale * 1.44269504f, 0, 0, sinks, cap * 1.44269504f, slopes};
     extend_rows(c, (const struct row *)rows, n, threads);
 }
 
@@ -438,7 +457,7 @@ void decode_exact_task(const struct paged_decode *d, int64_t task) {
     struct call c = {d->q, d->pages, d->scales, d->out, d->q_stride, d->heads, d->kv_heads, d->dim,
                      d->page_bits, d->window, 0,
                      d->cap ? d->scale / d->cap : d->scale * 1.44269504f, 0, 0, d->sinks,
-                     d->cap * 1.44269504f};
+                     d->cap * 1.44269504f, d->slopes};
     int64_t group = d->heads / d->kv_heads;
     struct scratch s;
     if (!take(&s, d->dim, group)) return;
@@ -463,5 +482,5 @@ int extend_ready(void) { return 0; }
 void paged_extend(const bf16 *q, int64_t q_stride, const void *pages, const bf16 *scales,
                   const int64_t *rows, int64_t n, bf16 *out, int heads, int kv_heads, int dim,
                   int page_bits, int window, float scale, int threads, const float *sinks,
-                  float cap) {}
+                  float cap, const float *slopes) {}
 #endif

@@ -44,6 +44,7 @@ struct call {
     int row;            /* numbers of a row, `dim` rounded down: see latent.c */
     const float *sinks; /* see `struct paged_decode`; so is cap, but in bits */
     float cap;
+    const float *slopes;
 };
 
 /* What a thread works on; all in one aligned piece that grows and stays. */

@@ -234,6 +234,12 @@ INLINE void narrow_line(bf16 *y, floats16 x, floats16 z) {
 #endif
 }
 
+/* at, at + 1, ... */
+INLINE floats16 lanes_from(int at) {
+    static const float count[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return add_lanes(load_lanes(count), all_lanes((float)at));
+}
+
 /* A line past the caches. */
 INLINE void stream_line(bf16 *y, __m256i first, __m256i last) {
 #ifdef FLOATS16_512
@@ -242,6 +248,11 @@ INLINE void stream_line(bf16 *y, __m256i first, __m256i last) {
     _mm256_stream_si256((__m256i *)y, first);
     _mm256_stream_si256((__m256i *)y + 1, last);
 #endif
+}
+
+/* Scores x, scaled, that fall by a slope with each token of distance. */
+INLINE floats16 sloped_lanes(floats16 x, floats16 scale, floats16 slope, floats16 ahead) {
+    return fma_lanes(x, scale, settled_lanes(mul_lanes(slope, ahead)));
 }
 
 /* Scores x that are capped, by * tanh(x), as a call of its own would give them: see `tanh_of`. */

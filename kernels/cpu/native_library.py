@@ -47,9 +47,9 @@ SIGNATURES = {
     "gate_mul_int8": _POINTER * 3 + [c_int64] + [c_int] * 4,
     "rotate_write": _POINTER * 6 + [c_int64, c_int, c_int, c_int, c_float, c_int],
     "paged_decode": [c_void_p, c_int64] + _POINTER * 3 + [c_int64, c_void_p, c_void_p, c_int64]
-                    + [c_int] * 6 + [c_float, c_int, c_int, c_void_p, c_float],
+                    + [c_int] * 6 + [c_float, c_int, c_int, c_void_p, c_float, c_void_p],
     "paged_extend": [c_void_p, c_int64] + _POINTER * 3 + [c_int64, c_void_p] + [c_int] * 5
-                    + [c_float, c_int, c_void_p, c_float],
+                    + [c_float, c_int, c_void_p, c_float, c_void_p],
     "sage_extend": [c_void_p, c_int64] + _POINTER * 4 + [c_int64, c_void_p] + [c_int] * 5
                    + [c_float, c_int],
     "latent_extend": [c_void_p, c_int64] + _POINTER * 3 + [c_int64, c_void_p] + [c_int] * 4

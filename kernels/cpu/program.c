@@ -27,7 +27,7 @@ union slot { int64_t i; double f; };
 /* A call: a kernel, and its arguments in order. */
 struct op {
     int64_t kind;
-    union slot a[20];
+    union slot a[21];
 };
 
 #define P(n) ((void *)(intptr_t)a[n].i)
@@ -187,7 +187,8 @@ static void run_rotate(const union slot *a, int phase, int64_t task, int64_t tas
 
 static struct paged_decode decode_of(const union slot *a) {
     return (struct paged_decode){P(0), L(1), P(2), P(3), P(4), L(5), P(6), P(7), L(8), I(9), I(10),
-                                 I(11), I(12), I(13), I(14), F(15), I(16), I(17), P(18), F(19)};
+                                 I(11), I(12), I(13), I(14), F(15), I(16), I(17), P(18), F(19),
+                                 P(20)};
 }
 
 static int64_t decode_tasks(const union slot *a, int phase) {

@@ -42,6 +42,7 @@ struct paged_decode {
     int exact; /* as `paged_extend` would have it, to the bit: decode_exact.c */
     const float *sinks; /* [heads], or 0: scores beside those of the keys, without a value */
     float cap;          /* scores are cap * tanh(score / cap); 0: as they are */
+    const float *slopes; /* [heads], or 0: of ALiBi, by which scores fall with a key's distance */
 };
 
 /* What a query's online softmax begins with, in bits: its sink, which counts 1, or nothing. */

@@ -14,7 +14,7 @@ from typing import Any
 
 from actorium.kernels.cpu.native_library import SIGNATURES
 
-SLOTS = 20
+SLOTS = 21
 """Arguments that a call can have."""
 
 

@@ -122,7 +122,7 @@ class NativePatchAttention(PatchAttention):
                             threads)
         lib.paged_extend(qkv.data_ptr(), 3 * width, kept.data_ptr(), 0, segments.chunks.data_ptr(),
                          len(segments.chunks), y.data_ptr(), heads, heads, dim, 0, ALL, self.scale,
-                         threads, 0, 0.0)
+                         threads, 0, 0.0, 0)
         return self.out.add(y, residual)
 
 

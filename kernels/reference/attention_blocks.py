@@ -21,14 +21,15 @@ product, what that gives, and the sum."""
 
 def attend_blocks(q: Tensor, read: Callable[[int, int], Tensor], place: Tensor, span: int,
                   row: int, window: int, scale: float, soft_cap: float = 0.0,
-                  sinks: Tensor | None = None) -> Tensor:
+                  sinks: Tensor | None = None, slopes: Tensor | None = None) -> Tensor:
     """Attention of Q tokens each of B sequences, in fp32 at least.
 
     q: [B, Q, H, D]; read(begin, end): keys and values of these tokens, [B, n, 2 * kv_heads, D], or
     latents, [B, n, 1, D], of `row` numbers each; place: i64[B, Q], of each token among the `span`
     that are there, which end with it: it sees those up to itself, window of them at most, 0 = all;
     soft_cap: scores become soft_cap * tanh(score / soft_cap), 0 = they stay; sinks: see `Attend`,
-    not capped -> [B, Q, H, D].
+    not capped; slopes: f32[H], of ALiBi (arXiv 2108.12409): a score falls by its head's with each
+    token of distance -> [B, Q, H, D].
     """
     (batch, count, heads, dim), kind = q.shape, torch.promote_types(q.dtype, torch.float32)
     half = BYTES // (2 * COPIES * kind.itemsize * batch)
@@ -53,6 +54,9 @@ def attend_blocks(q: Tensor, read: Callable[[int, int], Tensor], place: Tensor, 
             score = (own.reshape(batch, k.shape[1], -1, dim) @ k.mT).view(*own.shape[:3], -1)
             if soft_cap:
                 score.tanh_().mul_(soft_cap)
+            if slopes is not None:
+                ahead = (token - mine[..., None]).to(kind)
+                score.addcmul_(ahead[:, None], slopes.to(kind).view(-1, 1, 1))
             score.masked_fill_(~seen[:, None], -torch.inf)
             new = torch.maximum(top, score.amax(-1, keepdim=True))
             base = new.clamp(min=torch.finfo(kind).min)  # of a row that has seen nothing yet

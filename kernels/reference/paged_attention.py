@@ -127,12 +127,12 @@ Causal = Callable[[Tensor, Tensor, float], Tensor]
 
 def torch_decode(
     pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int, window: int, scale: float,
-    masked: Masked = paged_decode, soft_cap: float = 0.0,
+    masked: Masked = paged_decode, soft_cap: float = 0.0, slopes: Tensor | None = None,
 ) -> Attend:
     """Attends with the last q_len tokens of B sequences, each to those up to itself.
 
-    pages: i32[B, P]; lens: i32[B], including the q_len new tokens; span >= max(lens); soft_cap: see
-    `attend_blocks`, which torch's attention has nothing for.
+    pages: i32[B, P]; lens: i32[B], including the q_len new tokens; span >= max(lens); soft_cap,
+    slopes: see `attend_blocks`, which torch's attention has nothing for.
     """
     if q_len > 1:
         # Separate rows, which read nothing behind themselves: a draft may lie where the table
@@ -143,8 +143,8 @@ def torch_decode(
     if window:
         pages, lens = seen_pages(pages, lens, page_size, window)
         span = min(span, pages.shape[1] * page_size)
-    seen = _Seen(pages, lens, page_size, span, window, scale, soft_cap)
-    if soft_cap or not keeps_scores(pages.device):
+    seen = _Seen(pages, lens, page_size, span, window, scale, soft_cap, slopes)
+    if seen.by_blocks or not keeps_scores(pages.device):
         return seen.attend(None)
     mask = cache(partial(decode_mask, lens, 1, span, window))
     return seen.attend(lambda q, kv, at: masked(q.unsqueeze(1), kv, mask()[at], scale))
@@ -153,9 +153,10 @@ def torch_decode(
 def torch_extend(
     rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
     masked: Masked = paged_decode, causal: Causal = causal_extend, soft_cap: float = 0.0,
+    slopes: Tensor | None = None,
 ) -> Attend:
     """Attends with chunks of several sequences: whole prompts of one length in one call, others
-    singly. soft_cap: see `torch_decode`."""
+    singly. soft_cap, slopes: see `torch_decode`."""
     parts: list[tuple[int, Attend]] = []
     at = 0
     while at < len(rows):
@@ -165,10 +166,10 @@ def torch_extend(
                    and _whole(rows[at + same], window)):
                 same += 1
             parts.append((same * row.count, _prompts(rows[at:at + same], page_size, scale, causal,
-                                                        soft_cap)))
+                                                        soft_cap, slopes)))
         else:
             parts.append((row.count, _prefixed(row, page_size, window, scale, masked,
-                                                soft_cap)))
+                                                soft_cap, slopes)))
         at += same
     if len(parts) == 1:
         return parts[0][1]
@@ -189,25 +190,26 @@ def _whole(row: ExtendChunk, window: int) -> bool:
 
 
 def _prompts(rows: Sequence[ExtendChunk], page_size: int, scale: float, causal: Causal,
-             soft_cap: float) -> Attend:
+             soft_cap: float, slopes: Tensor | None) -> Attend:
     count = rows[0].count
     pages = torch.stack([row.pages[:-(-count // page_size)] for row in rows])
     lens = torch.full((len(rows),), count, device=pages.device, dtype=torch.int32)
-    return _Seen(pages, lens, page_size, count, 0, scale, soft_cap).attend(
-        None if soft_cap else
+    seen = _Seen(pages, lens, page_size, count, 0, scale, soft_cap, slopes)
+    return seen.attend(
+        None if seen.by_blocks else
         lambda q, kv, _: causal(q.view(-1, count, *q.shape[1:]), kv, scale))
 
 
 def _prefixed(
     row: ExtendChunk, page_size: int, window: int, scale: float, masked: Masked,
-    soft_cap: float,
+    soft_cap: float, slopes: Tensor | None,
 ) -> Attend:
     behind = max(0, row.start - window + 1) // page_size if window else 0
     start, pages = row.start - behind * page_size, row.pages[behind:]
     length, device = start + row.count, row.pages.device
     lens = torch.full((1,), length, device=device, dtype=torch.int32)
-    seen = _Seen(pages[None], lens, page_size, length, window, scale, soft_cap)
-    if soft_cap or not keeps_scores(device):
+    seen = _Seen(pages[None], lens, page_size, length, window, scale, soft_cap, slopes)
+    if seen.by_blocks or not keeps_scores(device):
         return seen.attend(None)
     mask = cache(partial(extend_mask, start, row.count, window, device))
     return seen.attend(lambda q, kv, _: masked(q[None], kv, mask()[None, None], scale))
@@ -236,6 +238,12 @@ class _Seen(NamedTuple):
     window: int
     scale: float
     soft_cap: float
+    slopes: Tensor | None
+
+    @property
+    def by_blocks(self) -> bool:
+        """Whether it takes what torch's attention has nothing for."""
+        return self.soft_cap > 0 or self.slopes is not None
 
     def attend(self, compute: Callable[[Tensor, Tensor, slice], Tensor] | None) -> Attend:
         """Returns an `Attend`. compute: (q [N, H, D] of some sequences, what was read of them, [b,
@@ -258,7 +266,8 @@ class _Seen(NamedTuple):
                         keeps_scores(x.device) or _has_flash(x, layer)):
                     place = self.lens[:, None] + torch.arange(-each.shape[1], 0, device=x.device)
                     return attend_blocks(each, read, place, self.span, row, self.window,
-                                         self.scale, self.soft_cap, sinks).view(x.shape)
+                                         self.scale, self.soft_cap, sinks,
+                                         self.slopes).view(x.shape)
                 parts, some = [], max(1, BYTES // (self.span * row * READ))
                 for at in range(0, max(1, len(each)), some):
                     own = slice(at, at + some)

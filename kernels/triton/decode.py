@@ -136,7 +136,8 @@ def _decode(
     out: tl.tensor, parts: tl.tensor, found: tl.tensor, q_stride: tl.tensor, q_head: tl.tensor,
     out_stride: tl.tensor, pages_stride: tl.tensor, kv_stride: tl.tensor, kv_heads: tl.tensor,
     scale: tl.tensor, cap: tl.tensor, scales: tl.tensor, sinks: tl.tensor | None,
-    Q_LEN: tl.constexpr, GROUP: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
+    slopes: tl.tensor | None, Q_LEN: tl.constexpr, GROUP: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr,
     SCALED: tl.constexpr, CODES: tl.constexpr, WIDE: tl.constexpr, PAGE: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
     EACH: tl.constexpr, MOST: tl.constexpr, JOIN: tl.constexpr, PARTS: tl.constexpr,
@@ -174,18 +175,24 @@ def _decode(
         acc, top, total = nothing(ROWS, BLOCK_D)
         if sinks is not None:
             top, total = sunk(sinks, of, live, tl.load(item + 6) == tl.load(item + 4))
+        if slopes is None:
+            slope = slopes
+        else:
+            slope = tl.load(slopes + of, mask=live, other=0.0)
         # Blocks in which every row sees all up to the window's front; those of the newest tokens.
         shared = tl.minimum(tl.maximum(shortest // BLOCK_N, begin), end) if Q_LEN > 1 else end
         for block in range(begin, shared):
             acc, top, total = attend_block(
                 acc, top, total, query, keys, table, block * BLOCK_N, lo, hi, row_lo, row_hi,
-                kv_stride, kv_heads, scale, cap, scales + head, True, WINDOW > 0, False, CAPPED,
+                kv_stride, kv_heads, scale, cap, scales + head, slope,
+                True, WINDOW > 0, False, CAPPED,
                 CODES, WIDE, PAGE, D, BLOCK_D, BLOCK_N)
         if Q_LEN > 1:
             for block in range(shared, end):
                 acc, top, total = attend_block(
                     acc, top, total, query, keys, table, block * BLOCK_N, lo, hi, row_lo, row_hi,
-                    kv_stride, kv_heads, scale, cap, scales + head, True, WINDOW > 0, True, CAPPED,
+                    kv_stride, kv_heads, scale, cap, scales + head, slope,
+                    True, WINDOW > 0, True, CAPPED,
                     CODES, WIDE, PAGE, D, BLOCK_D, BLOCK_N)
         if SCALED:
             acc *= value_scale
@@ -226,11 +233,11 @@ class Decode:
 
     def __init__(
         self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int, window: int,
-        scale: float, soft_cap: float, splits: int,
+        scale: float, soft_cap: float, splits: int, slopes: Tensor | None = None,
     ) -> None:
         self.pages, self.lens, self.span, self.q_len = pages, lens.contiguous(), span, q_len
         self.page_size, self.window, self.scale = page_size, window, scale
-        self.soft_cap, self.splits = soft_cap, splits
+        self.soft_cap, self.splits, self.slopes = soft_cap, splits, slopes
         self.work: WorkList | None = None
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
@@ -255,7 +262,7 @@ class Decode:
         _decode[(tiles, own.workers)](
             q, layer, self.pages, own.items, own.done, out, own.parts, own.lse, q.stride(0),
             q.stride(1), out.stride(0), self.pages.stride(0), layer.stride(0), kv_heads,
-            self.scale, self.soft_cap or 1.0, q if scales is None else scales, sinks,
+            self.scale, self.soft_cap or 1.0, q if scales is None else scales, sinks, self.slopes,
             Q_LEN=self.q_len, GROUP=heads // kv_heads, WINDOW=self.window, CAPPED=self.soft_cap > 0,
             SCALED=scales is not None and layer.dtype is not torch.int8,
             CODES=layer.dtype is torch.int8, WIDE=wide(q.dtype, layer.dtype),
@@ -282,7 +289,7 @@ class Decode:
 
 def decode(
     pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int, window: int, scale: float,
-    soft_cap: float = 0.0, splits: int = 0,
+    soft_cap: float = 0.0, splits: int = 0, slopes: Tensor | None = None,
 ) -> Attend:
     """The last q_len tokens of B sequences, each seeing those up to itself.
 
@@ -296,4 +303,4 @@ def decode(
     What comes out of a sequence depends, to the bit, on it and on how many there are in the step
     (`few`, `least_of`), not on what the others are: see `work`.
     """
-    return Decode(pages, lens, span, q_len, page_size, window, scale, soft_cap, splits)
+    return Decode(pages, lens, span, q_len, page_size, window, scale, soft_cap, splits, slopes)

@@ -99,7 +99,8 @@ def _exact(
     q: tl.tensor, layer: tl.tensor, work: tl.tensor, out: tl.tensor, parts: tl.tensor,
     found: tl.tensor, q_stride: tl.tensor, q_head: tl.tensor, out_stride: tl.tensor,
     kv_stride: tl.tensor, kv_heads: tl.tensor, each: tl.tensor, scale: tl.tensor, cap: tl.tensor,
-    scales: tl.tensor, sinks: tl.tensor | None, GROUP: tl.constexpr, WINDOW: tl.constexpr,
+    scales: tl.tensor, sinks: tl.tensor | None, slopes: tl.tensor | None,
+    GROUP: tl.constexpr, WINDOW: tl.constexpr,
     CAPPED: tl.constexpr, SCALED: tl.constexpr, CODES: tl.constexpr, WIDE: tl.constexpr,
     PAGE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
@@ -133,6 +134,10 @@ def _exact(
         whole, high, weight = nothing(ROWS, BLOCK_D)
         if sinks is not None:
             high, weight = sunk(sinks, of, token < size, chunk < 0)
+        if slopes is None:
+            slope = slopes
+        else:
+            slope = tl.load(slopes + of, mask=token < size, other=0.0)
         for part in range(first, last):
             acc, top, total = nothing(ROWS, BLOCK_D)
             lowest = tl.maximum(part * CHUNK, begin)
@@ -142,12 +147,14 @@ def _exact(
             for block in range(lowest, edge):
                 acc, top, total = attend_block(
                     acc, top, total, query, keys, table, block * BLOCK_N, lo, hi, row_lo, row_hi,
-                    kv_stride, kv_heads, scale, cap, scales + head, WINDOW > 0, WINDOW > 0, False,
+                    kv_stride, kv_heads, scale, cap, scales + head, slope,
+                    WINDOW > 0, WINDOW > 0, False,
                     CAPPED, CODES, WIDE, PAGE, D, BLOCK_D, BLOCK_N)
             for block in range(edge, behind):
                 acc, top, total = attend_block(
                     acc, top, total, query, keys, table, block * BLOCK_N, lo, hi, row_lo, row_hi,
-                    kv_stride, kv_heads, scale, cap, scales + head, True, WINDOW > 0, True, CAPPED,
+                    kv_stride, kv_heads, scale, cap, scales + head, slope,
+                    True, WINDOW > 0, True, CAPPED,
                     CODES, WIDE, PAGE, D, BLOCK_D, BLOCK_N)
             whole, high, weight = _fold(whole, high, weight, acc, top, total)
         if SCALED:
@@ -263,11 +270,11 @@ class ExactAttend(ABC):
     each: int
     """Rows of a part."""
 
-    def __init__(self, page_size: int, window: int, scale: float, soft_cap: float, chunk: int
-                 ) -> None:
+    def __init__(self, page_size: int, window: int, scale: float, soft_cap: float, chunk: int,
+                 slopes: Tensor | None) -> None:
         """chunk: keys of one, a power of two."""
         self.page_size, self.window, self.chunk = page_size, window, chunk
-        self.scale, self.soft_cap = scale, soft_cap
+        self.scale, self.soft_cap, self.slopes = scale, soft_cap, slopes
         self.shape: ExtendLaunch | None = None
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
@@ -291,7 +298,7 @@ class ExactAttend(ABC):
         _exact[(kv_heads, self.workers)](
             q, layer, self.work, out, self.parts, self.lse, q.stride(0), q.stride(1),
             out.stride(0), layer.stride(0), kv_heads, self.each, self.scale, self.soft_cap or 1.0,
-            q if scales is None else scales, sinks, GROUP=group, WINDOW=self.window,
+            q if scales is None else scales, sinks, self.slopes, GROUP=group, WINDOW=self.window,
             CAPPED=self.soft_cap > 0, CODES=layer.dtype is torch.int8,
             SCALED=scales is not None and layer.dtype is not torch.int8,
             WIDE=wide(q.dtype, layer.dtype), PAGE=self.page_size, D=dim, BLOCK_D=width,
@@ -318,8 +325,9 @@ class ExactDecode(ExactAttend):
     """The decode rows of a step."""
 
     def __init__(self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int,
-                 window: int, scale: float, soft_cap: float, chunk: int) -> None:
-        super().__init__(page_size, window, scale, soft_cap, chunk)
+                 window: int, scale: float, soft_cap: float, chunk: int,
+                 slopes: Tensor | None) -> None:
+        super().__init__(page_size, window, scale, soft_cap, chunk, slopes)
         self.pages, self.lens, self.span, self.q_len = pages, lens.contiguous(), span, q_len
 
     def plan(self, shape: ExtendLaunch, device: torch.device, kv_heads: int, group: int, dim: int
@@ -345,8 +353,8 @@ class ExactExtend(ExactAttend):
     """The chunks of prompts of a step."""
 
     def __init__(self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
-                 soft_cap: float, chunk: int) -> None:
-        super().__init__(page_size, window, scale, soft_cap, chunk)
+                 soft_cap: float, chunk: int, slopes: Tensor | None) -> None:
+        super().__init__(page_size, window, scale, soft_cap, chunk, slopes)
         self.rows = rows
 
     def plan(self, shape: ExtendLaunch, device: torch.device, kv_heads: int, group: int, dim: int
@@ -381,12 +389,14 @@ def pieces_of(blocks: NDArray[np.int32], chunk: int, window: int
 
 
 def exact_decode(pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int, window: int,
-                 scale: float, soft_cap: float = 0.0, chunk: int = CHUNK) -> Attend:
+                 scale: float, soft_cap: float = 0.0, chunk: int = CHUNK,
+                 slopes: Tensor | None = None) -> Attend:
     """See `decode.decode`; chunk: keys of one, as of `exact_extend`."""
-    return ExactDecode(pages, lens, span, q_len, page_size, window, scale, soft_cap, chunk)
+    return ExactDecode(pages, lens, span, q_len, page_size, window, scale, soft_cap, chunk, slopes)
 
 
 def exact_extend(rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
-                 soft_cap: float = 0.0, chunk: int = CHUNK) -> Attend:
+                 soft_cap: float = 0.0, chunk: int = CHUNK,
+                 slopes: Tensor | None = None) -> Attend:
     """See `extend.extend`; chunk: keys of one, as of `exact_decode`."""
-    return ExactExtend(rows, page_size, window, scale, soft_cap, chunk)
+    return ExactExtend(rows, page_size, window, scale, soft_cap, chunk, slopes)

@@ -120,7 +120,8 @@ def _extend(
     found: tl.tensor, splits: tl.tensor, q_stride: tl.tensor, q_head: tl.tensor,
     out_stride: tl.tensor, kv_stride: tl.tensor, kv_heads: tl.tensor, count: tl.tensor,
     scale: tl.tensor, cap: tl.tensor, scales: tl.tensor, sinks: tl.tensor | None,
-    GROUP: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr,
+    slopes: tl.tensor | None, GROUP: tl.constexpr, WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr, SCALED: tl.constexpr,
     CODES: tl.constexpr, SPLIT: tl.constexpr, WIDE: tl.constexpr, PAGE: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
     WORK: tl.constexpr,
@@ -160,6 +161,10 @@ def _extend(
     acc, top, total = nothing(ROWS, BLOCK_D)
     if sinks is not None:
         top, total = sunk(sinks, of, live, tl.program_id(2) == 0)
+    if slopes is None:
+        slope = slopes
+    else:
+        slope = tl.load(slopes + of, mask=live, other=0.0)
     # Blocks at the window's front; those that every row sees whole; those on the diagonal.
     front = begin
     if WINDOW:
@@ -167,18 +172,21 @@ def _extend(
         for block in range(begin, front):
             acc, top, total = attend_block(
                 acc, top, total, query, keys, table, block * BLOCK_N, lo, hi, row_lo, row_hi,
-                kv_stride, kv_heads, scale, cap, scales + head, True, True, False, CAPPED, CODES,
+                kv_stride, kv_heads, scale, cap, scales + head, slope,
+                True, True, False, CAPPED, CODES,
                 WIDE, PAGE, D, BLOCK_D, BLOCK_N)
     edge = tl.minimum(tl.maximum((place + 1) // BLOCK_N, front), end)
     for block in range(front, edge):
         acc, top, total = attend_block(
             acc, top, total, query, keys, table, block * BLOCK_N, lo, hi, row_lo, row_hi,
-            kv_stride, kv_heads, scale, cap, scales + head, False, False, False, CAPPED, CODES,
+            kv_stride, kv_heads, scale, cap, scales + head, slope,
+            False, False, False, CAPPED, CODES,
             WIDE, PAGE, D, BLOCK_D, BLOCK_N)
     for block in range(edge, end):
         acc, top, total = attend_block(
             acc, top, total, query, keys, table, block * BLOCK_N, lo, hi, row_lo, row_hi,
-            kv_stride, kv_heads, scale, cap, scales + head, True, WINDOW > 0, False, CAPPED, CODES,
+            kv_stride, kv_heads, scale, cap, scales + head, slope,
+            True, WINDOW > 0, False, CAPPED, CODES,
             WIDE, PAGE, D, BLOCK_D, BLOCK_N)
     if SCALED:
         acc *= tl.load(scales + kv_heads + head)
@@ -191,10 +199,11 @@ class Extend:
 
     def __init__(
         self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
-        soft_cap: float, splits: int,
+        soft_cap: float, splits: int, slopes: Tensor | None = None,
     ) -> None:
         self.rows, self.page_size, self.window = rows, page_size, window
         self.scale, self.soft_cap, self.splits = scale, soft_cap, splits
+        self.slopes = slopes
         self.longest = max((row.count for row in rows), default=0)
         self.tokens, self.keys, self.work = 0, 0, torch.empty(0)
 
@@ -217,7 +226,7 @@ class Extend:
         _extend[(kv_heads, len(self.work), splits)](
             q, layer, self.work, out, parts, found, splits, q.stride(0), q.stride(1),
             out.stride(0), layer.stride(0), kv_heads, len(q), self.scale, self.soft_cap or 1.0,
-            q if scales is None else scales, sinks, GROUP=group, WINDOW=self.window,
+            q if scales is None else scales, sinks, self.slopes, GROUP=group, WINDOW=self.window,
             CAPPED=self.soft_cap > 0, CODES=layer.dtype is torch.int8,
             SCALED=scales is not None and layer.dtype is not torch.int8, SPLIT=splits > 1,
             WIDE=wide(q.dtype, layer.dtype), PAGE=self.page_size, D=dim, BLOCK_D=width,
@@ -234,7 +243,7 @@ class Extend:
 
 def extend(
     rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float, soft_cap: float = 0.0,
-    splits: int = 0,
+    splits: int = 0, slopes: Tensor | None = None,
 ) -> Attend:
     """Chunks of several sequences: q's rows are theirs, one after the other, and each sees its
     sequence up to itself.
@@ -244,4 +253,4 @@ def extend(
     soft_cap * tanh(score / soft_cap), 0 = they stay; splits: programs among which a block's keys
     are shared out, 0 = `splits_of`.
     """
-    return Extend(rows, page_size, window, scale, soft_cap, splits)
+    return Extend(rows, page_size, window, scale, soft_cap, splits, slopes)

@@ -46,7 +46,8 @@ def attend_block(
     acc: tl.tensor, top: tl.tensor, total: tl.tensor, q: tl.tensor, keys: tl.tensor,
     table: tl.tensor, start: tl.tensor, lo: tl.tensor, hi: tl.tensor, row_lo: tl.tensor,
     row_hi: tl.tensor, stride: tl.tensor, kv_heads: tl.tensor, scale: tl.tensor, cap: tl.tensor,
-    scales: tl.tensor, MASKED: tl.constexpr, WINDOW: tl.constexpr, GUARD: tl.constexpr,
+    scales: tl.tensor, slope: tl.tensor | None, MASKED: tl.constexpr, WINDOW: tl.constexpr,
+    GUARD: tl.constexpr,
     CAPPED: tl.constexpr, CODES: tl.constexpr, WIDE: tl.constexpr, PAGE: tl.constexpr,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ) -> tl.tensor:
@@ -59,7 +60,8 @@ def attend_block(
     that it does not see and that are not its sequence's: their values may be NaN, and 0 * NaN is
     NaN. CODES: keys and values are integers, of which each token's has a scale: `scales`, of the
     head's keys, bf16[pages * page_size, 2 * kv_heads]. They are applied to scores and weights, so
-    that products are of the integers themselves, which bf16 holds exactly.
+    that products are of the integers themselves, which bf16 holds exactly. slope: f32[M], by which
+    a row's scores fall with each token of distance (ALiBi).
     """
     inside = tl.arange(0, BLOCK_N)
     token = start + inside
@@ -96,6 +98,8 @@ def attend_block(
             score *= tl.load(own).to(tl.float32)[None, :]
     if CAPPED:
         score = soft_cap(score, cap)
+    if slope is not None:
+        score += slope[:, None] * (token[None, :] - (row_hi - 1)[:, None]).to(tl.float32)
     score *= LOG2E
     seen = token[None, :] < row_hi[:, None]
     if WINDOW:

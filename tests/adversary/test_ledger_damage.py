@@ -314,7 +314,7 @@ def _a_link(path: Path) -> None:
 
 def _a_version(path: Path) -> None:
     data = path.read_bytes()
-    path.write_bytes(MAGIC[:-1] + b"\x03" + data[len(MAGIC):])
+    path.write_bytes(MAGIC[:-1] + b"\x05" + data[len(MAGIC):])
 
 
 def _a_stranger(path: Path) -> None:
@@ -331,7 +331,7 @@ def context(ledger_dir: Path, model: str = MODEL, epoch: int = 1) -> Context:
 @pytest.mark.parametrize(("harm", "text"), [
     (_other_user, "belongs to another user"), (_a_fifo, "is no regular file"),
     (_a_directory, "is no regular file"), (_a_link, "is a symbolic link"),
-    (_a_version, "a ledger of version 3"), (_a_stranger, "not a segment of a ledger")],
+    (_a_version, "a ledger of version 5"), (_a_stranger, "not a segment of a ledger")],
     ids=["user", "fifo", "directory", "link", "version", "stranger"])
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_what_is_no_segment_is_refused_and_left_alone(

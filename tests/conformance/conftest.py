@@ -29,7 +29,8 @@ MODELS = {"demo": "", "smollm2": str(BUILD / "models" / "smollm2"), "pictures": 
           "thinking": str(BUILD / "models" / "thinking")}
 TEXTS = ("demo", "smollm2")
 """Those that files without the `models` mark are tried with."""
-CLIENT_OF = {"langchain": "langchain_openai", "openai_agents": "agents", **{name: name for name in (
+CLIENT_OF = {"langchain": "langchain_openai", "openai_agents": "agents", "quantisers": "torchao",
+             **{name: name for name in (
     "anthropic", "guidellm", "instructor", "litellm", "lm_eval", "openai", "pydantic_ai",
     "schemathesis")}}
 """A file's name and the module that it needs."""

@@ -57,6 +57,19 @@ agents() {
     echo "$want" > "$folder/.ready"
 }
 
+# Libraries that quantise, with the engine's torch and transformers.
+quantisers() {
+    local folder=$build/quantisers want
+    want=$(sha256sum < "$own/quantisers.txt")
+    if fresh "$folder/.ready" "$want"; then return; fi
+    rm -rf "$folder"
+    "$venv/bin/python" -m venv "$folder"
+    printf '%s\n' "$(sites "$venv")" "$here" > "$(sites "$folder")/zz_engine.pth"
+    "$folder/bin/python" -m pip --disable-pip-version-check install --quiet --no-deps \
+        -r "$own/quantisers.txt"
+    echo "$want" > "$folder/.ready"
+}
+
 # openai and the AI SDK for Node; agents for a terminal, whose packages bring their programs with them.
 node() { packages node "$NODE"; }
 terminal() { packages terminal "$TERMINAL"; }
@@ -118,6 +131,17 @@ llamacpp() {
     echo "$LLAMACPP" > "$folder/.ready"
 }
 
+# llama.cpp, built for this processor (some minutes), for benchmarks/scenarios/gguf_files.py.
+llama() {
+    local folder=$build/llama
+    if fresh "$folder/.ready" "$LLAMACPP"; then return; fi
+    rm -rf "$folder"
+    "$venv/bin/python" -m venv "$folder"
+    CMAKE_ARGS="-DLLAVA_BUILD=OFF" "$folder/bin/python" -m pip --disable-pip-version-check install \
+        --quiet --no-binary llama-cpp-python "llama-cpp-python==$LLAMACPP"
+    echo "$LLAMACPP" > "$folder/.ready"
+}
+
 # Debian's Prometheus, which scrapes what the dashboard shows.
 prometheus() {
     if type -P prometheus > /dev/null; then return; fi
@@ -134,7 +158,7 @@ if [ "${1:-}" = --one ]; then
     "$2"
     exit
 fi
-[ $# -gt 0 ] || set -- clients model agents node terminal vllm sglang llamacpp prometheus
+[ $# -gt 0 ] || set -- clients model agents quantisers node terminal vllm sglang llamacpp prometheus
 for one in "$@"; do
     if ! "$BASH" "$0" --one "$one"; then  # a shell of its own: `set -e` does not hold in conditions
         echo "conformance: $one could not be set up; see above" >&2

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from itertools import accumulate, islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +16,16 @@ from actorium.actors.models.model_dir import DEMO_MODEL
 from actorium.actors.params import SamplingParams
 from actorium.tools.chaos import (
     cluster_rows,
+    drawn_faults,
+    drawn_rows,
     hostile_rows,
     load_rows,
     model_rows,
     stop_rows,
 )
-from actorium.tools.chaos.checked_streams import Gaps, RequestMaker, quantile
+from actorium.tools.chaos.checked_streams import Gaps, RequestMaker, Traffic, quantile
+from actorium.tools.chaos.drawn_faults import BY_NAME, KINDS, TOKENS, DrawnFault, draw, skipped
+from actorium.tools.chaos.drawn_rows import DrawnPlayer
 from actorium.tools.chaos.fault_injection import UNFENCED, no_dedup
 from actorium.tools.chaos.faults import PAIRS, ROLES, Fault, plan
 from actorium.tools.chaos.kill_rows import chaos, disks, kills, numbers
@@ -42,6 +50,57 @@ def test_a_plan_follows_its_seed_and_kills_every_role() -> None:
     assert [fault.at for fault in faults] == sorted(fault.at for fault in faults)
     assert sum(fault.kind == "stop" for fault in faults) == 8
     assert sum(fault.kind == "full" for fault in faults) == 3
+
+
+def test_a_seed_draws_the_same_faults_however_long_a_run_is(monkeypatch: pytest.MonkeyPatch
+                                                            ) -> None:
+    few, many = [*islice(draw(7), 10)], [*islice(draw(7), 100)]
+    assert few == many[:10] and few != [*islice(draw(8), 10)]
+    assert [fault.number for fault in many] == list(range(1, 101))
+    for part in range(0, 95, len(KINDS)):  # each kind, before any comes again
+        kinds = [fault.kind for fault in many[part:part + len(KINDS)]]
+        assert len({*kinds}) == len(kinds)
+    for fault in many:
+        assert fault.roles in BY_NAME[fault.kind].who
+        assert TOKENS[0] <= fault.after <= TOKENS[1]
+        assert str(fault).startswith(f"{fault.number}: {fault.kind} ")
+    monkeypatch.setattr(drawn_faults, "faketime", lambda: None)
+    monkeypatch.setattr(drawn_faults.os, "geteuid", lambda: 1000)
+    assert skipped().keys() >= {"clock", "disk-filled", "disk-slow", "network"}
+    assert all(skipped().values()), "with a reason"
+    assert [*islice(draw(7), 100)] == many, "what is skipped does not move the others"
+
+
+def test_faults_strike_in_their_order_at_their_points() -> None:
+    """On whatever load; what the machine does not allow is reported by name, and is not applied."""
+    struck: list[tuple[str, int]] = []
+
+    class Player(DrawnPlayer):
+        async def _strike(self, fault: DrawnFault) -> None:
+            struck.append((fault.kind, self._tokens()))
+
+        async def _until(self, holds: Callable[[], bool], what: str) -> None:
+            while "actors" not in what and not holds():
+                self._traffic.tally.tokens += 1
+
+    player = Player(None, Traffic(RequestMaker(1, (1, 2))), Path(), Path())  # type: ignore[arg-type]
+    faults = [fault for fault in islice(draw(3), 30) if not BY_NAME[fault.kind].why_not()]
+    for fault in faults:
+        asyncio.run(player.run(fault))
+    points = [*accumulate(fault.after for fault in faults)]
+    assert struck == [(fault.kind, at) for fault, at in zip(faults, points, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_every_kind_of_fault_is_survived() -> None:
+    lines: list[str] = []
+    row = drawn_rows.drawn(11, 25.0, lines.append, most=len(KINDS))
+    sound(row)
+    assert row["kinds"].keys() | row["skipped"].keys() == {kind.name for kind in KINDS}
+    assert len(lines) == len(KINDS) and sum("skipped" in line for line in lines) == len(
+        row["skipped"])
+    assert row["complete"] > 100 and row["http"]["complete"] > 10
 
 
 def test_gaps_go_to_the_last_fault() -> None:

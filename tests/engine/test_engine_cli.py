@@ -204,6 +204,7 @@ def test_a_model_of_an_unknown_kind(cli: Cli, tmp_path: Path) -> None:
 
 
 @needs_demo
+@pytest.mark.usefixtures("real_starts")
 def test_the_demo_model_answers(cli: Cli) -> None:
     with cli.serve("--name", "demo", "--device", "cpu") as process:
         assert "importing torch" in process.report.decode()  # type: ignore[attr-defined]
@@ -249,11 +250,8 @@ def test_an_interrupted_batch_leaves_nothing(cli: Cli, tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     line = b'{"prompt_token_ids": [1], "max_tokens": %d, "ignore_eos": true}\n'
     source.write_bytes(line % 8 + line % 4_000 * 600)  # no machine is done before the signal
-    process = subprocess.Popen(
-        cli.argv("generate", *NULL, "--max-num-seqs", "4", "--input", str(source)),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=cli.env,
-        # A shell's background jobs ignore the signal, and what they start does.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+    process = cli.start("generate", *NULL, "--max-num-seqs", "4", "--input", str(source),
+                        env=cli.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.readline()
     pids = [row["pid"] for row in cli.actors()]

@@ -101,9 +101,8 @@ def test_streams_continue_in_the_next_engine_of_a_ledger(cli: Cli, tmp_path: Pat
 def long_batch(cli: Cli, *words: str) -> tuple[int, list[dict[str, Any]], str]:
     """A batch whose worker is killed in the middle: exit code, lines, stderr."""
     line = b'{"prompt_token_ids": [1], "max_tokens": %d, "ignore_eos": true, "seed": 3}\n'
-    process = subprocess.Popen(cli.argv("generate", *NULL, "--input", "-", *words), env=cli.env,
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE)
+    process = cli.start("generate", *NULL, "--input", "-", *words, env=cli.env,
+                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(line % 8 + line % 1500 * 24)
     process.stdin.close()

@@ -42,7 +42,6 @@ from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.roles import ROLES, roles_of, stop_rank
 from actorium.actors.runtime.rundir import address, running_engines
 
-pytestmark = pytest.mark.usefixtures("real_starts")
 ACTORS = {"worker-0", "tokenizer", "scheduler", "detokenizer", "watchdog"}
 
 
@@ -69,6 +68,7 @@ def child_of(directory: Path, role: str) -> int:
         return int(peer.ask(Say("child")).number)
 
 
+@pytest.mark.usefixtures("real_starts")
 def test_start_ready_stop_and_nothing_left(base: Path) -> None:
     with launch(base) as launcher:
         assert launcher.started()
@@ -110,6 +110,7 @@ def test_a_ledger_of_which_all_was_told_goes_at_a_clean_end_alone(base: Path, en
     assert bool(segments(base / "ledger")) == (end == "fault")
 
 
+@pytest.mark.usefixtures("real_starts")
 def test_no_orphan_survives_a_sigkill_of_the_launcher(base: Path) -> None:
     with launch(base) as launcher:
         assert launcher.started()
@@ -255,6 +256,7 @@ def test_a_signal_that_does_not_interrupt_the_wait_is_not_lost(base: Path) -> No
         assert launcher.finish(20.0)[0] == 0
 
 
+@pytest.mark.usefixtures("real_starts")
 def test_two_engines_of_one_name(base: Path) -> None:
     with launch(base) as first:
         assert first.started()

@@ -102,9 +102,9 @@ class Paged:
         return tables.to(self.device), lens.to(self.device)
 
     def wanted(self, cap: float = 0.0, scales: Tensor | None = None,
-               sinks: Tensor | None = None) -> Tensor:
+               sinks: Tensor | None = None, slopes: Tensor | None = None) -> Tensor:
         """f64[N, H, D], on the CPU. scales: f32[2 * kv_heads], of the pages; those in INT8 have
-        their own. sinks: f32[heads]"""
+        their own. sinks, slopes: f32[heads]"""
         done, first, layer = [], 0, self.layer.cpu()
         for row in self.rows:
             length = row.start + row.count
@@ -123,6 +123,8 @@ class Paged:
                 score = cap * torch.tanh(score / cap)
             at = torch.arange(row.start, length)[:, None]
             place = torch.arange(length)
+            if slopes is not None:
+                score += slopes.double().cpu()[:, None, None] * (place - at)
             hidden = place > at
             if self.window:
                 hidden |= place <= at - self.window

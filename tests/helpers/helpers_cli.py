@@ -1,4 +1,5 @@
-"""Running the command line as a user does: own process, own run directory, no stray settings."""
+"""Running the command line as a user does: own process, own run directory, no stray settings; but
+forked off one that has imported what it needs."""
 
 from __future__ import annotations
 
@@ -11,11 +12,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
+from helpers_zygote import ForkedPython
 
 NULL = ("--null-worker", "--skip-tokenizer", "--device", "cpu")
 """Flags of an engine without a model."""
@@ -25,6 +28,9 @@ ROLES = {"tokenizer", "scheduler", "worker-0", "detokenizer", "watchdog"}
 class Cli:
     """The command line, with engines under a run directory of its own."""
 
+    forked = True
+    """Off what has imported most of it; see `real_starts`."""
+
     def __init__(self, run_dir: str) -> None:
         self.run_dir = run_dir
         self.env = {name: value for name, value in os.environ.items()
@@ -32,14 +38,26 @@ class Cli:
                                                             "ACTORIUM_CRASH_REPORTS": "off",
                                                             "ACTORIUM_FORK_SERVER": "off"}
 
+    def start(self, *words: str, env: Mapping[str, str], **pipes: Any) -> subprocess.Popen[bytes]:
+        """A process of this command line."""
+        if self.forked:
+            return ForkedPython(self.argv(*words)[1:], env, **pipes)
+        return subprocess.Popen(self.argv(*words), env=env, **pipes)
+
     def argv(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "actorium.tools.cli", *words]
 
     def run(self, *words: str, stdin: bytes = b"", timeout: float = 90.0,
             **env: str) -> subprocess.CompletedProcess[bytes]:
         """Run to its end."""
-        return subprocess.run(self.argv(*words), input=stdin, capture_output=True,
-                              timeout=timeout, env=self.env | env)
+        with self.start(*words, env=self.env | env, stdin=PIPE, stdout=PIPE,
+                        stderr=PIPE) as process:
+            try:
+                said = process.communicate(stdin, timeout)
+            except BaseException:
+                process.kill()
+                raise
+        return subprocess.CompletedProcess(words, process.returncode, *said)
 
     def actors(self) -> list[dict[str, Any]]:
         """Returns the output of `ps --json`."""
@@ -60,9 +78,8 @@ class Cli:
         HTTP unless a port is named."""
         if "--port" not in words:
             words = ("--no-http", *words)
-        process = subprocess.Popen(self.argv("serve", *words), stdin=subprocess.DEVNULL,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                   env=self.env | env)
+        process = self.start("serve", *words, env=self.env | env, stdin=subprocess.DEVNULL,
+                             stdout=PIPE, stderr=PIPE)
         try:
             report = read_until(process, b"ready after:")
             process.report = report  # type: ignore[attr-defined]

@@ -23,8 +23,9 @@ from typing import Any
 
 import pytest
 
-HEAVY = ("torch", "hypothesis", "triton", "actorium.actors.launcher.engine",
-         "actorium.gpu.worker.core", "actorium.kernels.triton.triton_ops")
+HEAVY = ("torch", "hypothesis", "triton", "transformers", "actorium.actors.launcher.engine",
+         "actorium.gpu.worker.core", "actorium.kernels.triton.triton_ops", "helpers_graphs",
+         "helpers_kinds")
 TAIL = 3000
 """Characters of what is said."""
 

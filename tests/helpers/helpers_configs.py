@@ -26,7 +26,7 @@ LATENT = {"q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rop
 GROUPED = {name: LATENT[name] for name in (
     "n_routed_experts", "num_experts_per_tok", "n_group", "topk_group", "n_shared_experts",
     "moe_intermediate_size", "first_k_dense_replace")}
-INDEXER = {"index_topk": 300, "index_head_dim": 16, "index_n_heads": 2}
+INDEXER = {"index_topk": 20, "index_head_dim": 12, "index_n_heads": 16}
 LLAMA4 = {"intermediate_size_mlp": 80, "interleave_moe_layer_step": 2, "num_local_experts": 6,
           "attention_chunk_size": 32, "no_rope_layer_interval": 2}
 MAMBA = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 12, "mamba_d_conv": 3,
@@ -123,7 +123,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["DeepseekV2ForCausalLM"], **LATENT, "topk_method": "group_limited_greedy"},
     {"architectures": ["Glm4MoeLiteForCausalLM"], **LATENT},
     {"architectures": ["DeepseekV32ForCausalLM"], **LATENT, **INDEXER},
-    {"architectures": ["GlmMoeDsaForCausalLM"], **LATENT, **INDEXER},
+    {"architectures": ["GlmMoeDsaForCausalLM"], **LATENT, **INDEXER,
+     "indexer_types": ["full", "shared", "full", "shared"]},
     {"architectures": ["Llama4ForCausalLM"], **LLAMA4},
     {"architectures": ["Llama4ForConditionalGeneration"], "text_config": {**SMALL, **LLAMA4}},
     {"architectures": ["BambaForCausalLM"], **MAMBA_ALONE, "attn_layer_indices": [1]},
@@ -165,6 +166,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["GPTJForCausalLM"], "rotary_dim": 8, "n_inner": 96},
     {"architectures": ["GPTBigCodeForCausalLM"]},
     {"architectures": ["FalconForCausalLM"], "new_decoder_architecture": True, "num_kv_heads": 2},
+    {"architectures": ["BloomForCausalLM"]},
+    {"architectures": ["MptForCausalLM"], "attn_config": {"clip_qkv": 3.0}},
     {"architectures": ["PersimmonForCausalLM"]},
     {"architectures": ["Jais2ForCausalLM"]},
     {"architectures": ["VaultGemmaForCausalLM"], "sliding_window": 32},

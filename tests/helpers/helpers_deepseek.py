@@ -75,7 +75,7 @@ def add_mtp(path: Path, model: Any, seed: int = 1) -> Any:
     from transformers.modeling_layers import MtpModel
 
     torch.manual_seed(seed)
-    as_deepseek = model.config.model_type in ("deepseek_v3", "glm4_moe")
+    as_deepseek = model.config.model_type in ("deepseek_v3", "deepseek_v32", "glm4_moe")
     if not as_deepseek:
         model.config.num_mtp_layers, model.config.mtp_layer_types = 1, ["full_attention"]
     mtp = MtpModel(model, 1).eval()

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
+from helpers_gguf_rows import DESCRIBED, Named, Put, made, stacked_head_norms, xielu
 from helpers_hybrid import hybrid_model
 from helpers_models import tiny_model
 from torch import Tensor
@@ -31,7 +32,14 @@ ARCHITECTURES = {
         "HunYuanMoEV1": "hunyuan-moe", "Lfm2": "lfm2", "DeepseekV2": "deepseek2",
         "GraniteMoeShared": "granitemoe", "Ministral3": "mistral3", "GptOss": "gpt-oss",
         "Cohere": "command-r", "Cohere2": "cohere2", "Starcoder2": "starcoder2",
-        "Nemotron": "nemotron", "Arcee": "arcee"}.items()}
+        "Nemotron": "nemotron", "Arcee": "arcee", "Apertus": "apertus", "Bamba": "granitehybrid",
+        "Falcon": "falcon", "FalconH1": "falcon-h1", "FalconMamba": "mamba", "Mamba": "mamba",
+        "Mamba2": "mamba2", "Jamba": "jamba", "GPT2": "gpt2", "GPTBigCode": "starcoder",
+        "GPTNeoX": "gptneox", "Phi": "phi2", "StableLm": "stablelm", "Olmo": "olmo",
+        "Jais2": "jais2", "KimiLinear": "kimi-linear", "Lfm2Moe": "lfm2moe", "Llama4": "llama4",
+        "Mistral4": "mistral4", "Glm4MoeLite": "deepseek2", "DeepseekV32": "deepseek32",
+        "GlmMoeDsa": "glm-dsa", "NemotronH": "nemotron_h"}.items()}
+ARCHITECTURES["GPT2LMHeadModel"] = ARCHITECTURES.pop("GPT2ForCausalLM")
 """That are served from GGUF, and GGUF's names for them."""
 SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
           "IQ2_XXS": (0,), "IQ2_XS": (0,), "IQ2_S": (0,), "IQ3_XXS": (0,), "IQ3_S": (0,),
@@ -103,8 +111,16 @@ def write_model(path: Path, architecture: str, kind: str, seed: int = 0, more: W
     make = hybrid_model if ARCHITECTURES[architecture] in DELTA else tiny_model
     model = make(architecture, seed, **options)
     at, config = at or ARCHITECTURES[architecture], model.config
+    if at == "nemotron_h" and "moe" in config.layers_block_type:
+        at = "nemotron_h_moe"
     writer = gguf.GGUFWriter(str(path), at, split_max_tensors=tensors_each)
-    describe(writer, config, at)
+    if at in DESCRIBED and "embedding_multiplier" not in (
+            config.to_dict() if at == "granitehybrid" else ()):
+        DESCRIBED[at](writer, config)
+    else:
+        describe(writer, config, at)
+    for key, numbers in (xielu(model) if at == "apertus" else {}).items():
+        writer.add_array(key, numbers)
     if more is not None:
         more(writer)
     with torch.no_grad():
@@ -124,18 +140,17 @@ def write_model(path: Path, architecture: str, kind: str, seed: int = 0, more: W
 
 
 HEADS = ("token_embd.weight", "output.weight")
-SMALL = (".bias", "attn_q_norm", "attn_k_norm", "gate_inp", "shortconv.conv.", "probs_b",
-         "ssm_conv1d", "ssm_a", "ssm_d", "ssm_norm", "ssm_ba", "ssm_beta")
+SMALL = (".bias", "ssm_dt.", "ssm_x", "ssm_f_", "ssm_g_", "position_embd", "indexer.", "_norm",
+         "gate_inp", "shortconv.conv.", "probs_b", "ssm_conv1d", "ssm_a", "ssm_d",
+         "ssm_ba", "ssm_beta")
 """Parts of names of what stays in F32."""
 RENAMED = {
-    ".sinks": ".sinks.weight", ".dt_bias": ".dt_proj.bias", "gate.moe_statics": "moe_statics",
+    ".sinks": ".sinks.weight", ".forget_gate.": ".", ".dt_bias": ".dt_proj.bias",
+    "gate.moe_statics": "moe_statics",
     "moe.router.weight": "moe.router.layer.weight", "correction_bias": "correction.bias",
     "block_sparse_moe.experts.down_proj": "block_sparse_moe.output_linear.weight",
 }
 """Parts of names in transformers' models, and in checkpoints as the package knows them."""
-Put = Callable[[Tensor], object]
-Named = Iterator[tuple[str, Tensor, Put]]
-"""(GGUF's name, the tensor as the file has it, what makes the model's own of one)"""
 
 
 def named_tensors(model: Any, at: str) -> Named:
@@ -143,20 +158,27 @@ def named_tensors(model: Any, at: str) -> Named:
     make."""
     config = model.config
     names = gguf.get_tensor_name_map(
-        {v: k for k, v in gguf.MODEL_ARCH_NAMES.items()}[at], config.num_hidden_layers)
+        {v: k for k, v in gguf.MODEL_ARCH_NAMES.items()}[NAMED_AS.get(at, at)],
+        config.num_hidden_layers)
     found = {**dict(model.named_parameters()), **{
-        name: own for name, own in model.named_buffers() if name.endswith("correction_bias")}}
+        name: own for name, own in model.named_buffers()
+        if name.endswith(("correction_bias", "expert_bias"))}}
     if config.tie_word_embeddings:
         found.pop("lm_head.weight", None)
+    yield from stacked_head_norms(model)
     for name, weight in found.items():
+        own = made(name, weight, config, at)
+        if own is not None:
+            yield from own
+            continue
         layer = name.split(".")[2] if ".layers." in name else ""
         split = {**SPLIT, **TURNED} if at == "gpt-oss" else SPLIT
-        own = next((make for end, make in split.items() if name.endswith(end)
-                    and (end, at) not in NOT_SPLIT), None)
-        if own is not None:
-            yield from own(f"blk.{layer}.", weight.data, config)
+        make = next((make for end, make in split.items() if name.endswith(end)
+                     and (end, at) not in NOT_SPLIT), None)
+        if make is not None:
+            yield from make(f"blk.{layer}.", weight.data, config)
             continue
-        stem = name
+        stem = name.replace("model.", "backbone.") if at.startswith("nemotron_h") else name
         for ours, theirs in RENAMED.items():
             stem = stem.replace(ours, theirs)
         to = names.get_name(stem, try_suffixes=(".weight", ".bias"))
@@ -185,8 +207,7 @@ def _moved(name: str, weight: Tensor, config: Any, at: str) -> tuple[str, Tensor
     if name.endswith("ssm_norm.weight") and at == "granitehybrid":
         return (name, weight.view(config.mamba_n_groups, -1),
                 lambda own: weight.copy_(own.view_as(weight)))
-    if any(part in name for part in ("ssm_conv1d.weight", "gate_inp_shexp", "shortconv.conv.weight",
-                                     "probs_b")):
+    if any(part in name for part in ("ssm_conv1d.weight", "shortconv.conv.weight")):
         return name, weight.squeeze(), lambda own: weight.copy_(own.view_as(weight))
     return name, weight, weight.copy_
 
@@ -284,7 +305,11 @@ TURNED = {
 """Those of GPT-OSS."""
 NOT_SPLIT = {("experts.gate_up_proj", "qwen3next")}
 """Experts whose gates and ups lie in one tensor, which newer files have."""
-PAIRED = ("arcee", "llama", "smollm3", "granite", "granitemoe", "granitehybrid", "mistral3")
+NAMED_AS = {"deepseek32": "glm-dsa", "qwen": "qwen2", "codeshell": "starcoder2"}
+"""Those that the package does not know, or with fewer tensors, and one whose tensors have the same
+names."""
+PAIRED = ("arcee", "olmo", "internlm2", "xverse", "baichuan", "minicpm", "llama", "smollm3",
+          "granite", "granitemoe", "granitehybrid", "mistral3")
 """Architectures whose rows of queries and keys lie in pairs."""
 PLUS_ONE = ("nemotron", "gemma2", "gemma3", "qwen3next", "qwen35", "qwen35moe")
 """Those whose norms have the 1 that is added in their weights."""
@@ -296,12 +321,12 @@ DELTA = ("qwen3next", "qwen35", "qwen35moe")
 
 def rope_factors(config: Any) -> dict[str, list[float]]:
     """Tensors of a longrope's factors."""
-    ropes = config.rope_parameters or {}
+    ropes = getattr(config, "rope_parameters", None) or {}
     return {f"rope_factors_{name}.weight": ropes[f"{name}_factor"] for name in ("long", "short")
             if f"{name}_factor" in ropes}
 
 
-EPSILONS = {"command-r": "layer_norm_eps", "cohere2": "layer_norm_eps",
+EPSILONS = {"codeshell": "norm_epsilon", "command-r": "layer_norm_eps", "cohere2": "layer_norm_eps",
             "starcoder2": "norm_epsilon", "nemotron": "norm_eps"}
 """What configs call that of LayerNorms."""
 KEYS: dict[str, str] = {
@@ -327,7 +352,8 @@ KEYS: dict[str, str] = {
     "linear_key_head_dim": "ssm.state_size", "linear_num_key_heads": "ssm.group_count",
     "linear_num_value_heads": "ssm.time_step_rank", "mamba_d_conv": "ssm.conv_kernel",
     "mamba_d_state": "ssm.state_size", "mamba_n_groups": "ssm.group_count",
-    "mamba_n_heads": "ssm.time_step_rank",
+    "mamba_n_heads": "ssm.time_step_rank", "index_n_heads": "attention.indexer.head_count",
+    "index_head_dim": "attention.indexer.key_length", "index_topk": "attention.indexer.top_k",
 }
 """Fields of configs, and the keys that they become as they are."""
 
@@ -354,12 +380,15 @@ def describe(writer: gguf.GGUFWriter, config: Any, at: str) -> None:
     ropes = config.rope_parameters
     if ropes is not None:
         writer.add_rope_freq_base(ropes.get("full_attention", ropes)["rope_theta"])
-    if at == "deepseek2":
+    if hasattr(config, "kv_lora_rank"):
         _describe_latents(writer, config)
         return
     heads, width = config.num_key_value_heads, getattr(
         config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    if at in ("granitehybrid", "lfm2"):
+    if at == "lfm2moe":
+        writer.add_leading_dense_block_count(config.num_dense_layers)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if at in ("granitehybrid", "lfm2", "lfm2moe"):
         writer.add_head_count_kv([heads if "attention" in kind and "linear" not in kind
                                   else 0 for kind in config.layer_types])
     else:
@@ -411,8 +440,9 @@ def _describe_latents(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_value_length_mla(config.v_head_dim)
     writer.add_rope_dimension_count(rotated)
     writer.add_expert_weights_norm(config.norm_topk_prob)
-    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX if hasattr(
-        config, "topk_method") else gguf.ExpertGatingFuncType.SIGMOID)
+    if config.model_type in ("deepseek_v2", "deepseek_v3"):
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX if hasattr(
+            config, "topk_method") else gguf.ExpertGatingFuncType.SIGMOID)
     _describe_yarn(writer, config.rope_parameters, 0.1)
 
 

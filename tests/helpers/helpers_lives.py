@@ -36,13 +36,17 @@ from actorium.actors.params import ResolvedParams, TextParams
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.recovery.recovery_log import PriorRun
 from actorium.actors.scheduler.request_state import choice_seed
+from actorium.actors.structured.structured_output import Load, no_vocabulary
 from actorium.tools.null import null_worker
 
 
 class Lives:
     """See the module. `play` makes random moves; `finish` lets everything come to rest."""
 
-    def __init__(self, seed: int) -> None:
+    load: Load = staticmethod(no_vocabulary)
+
+    def __init__(self, seed: int, **settled: Any) -> None:
+        """settled: fields of the scheduler's settings that are not drawn."""
         self.chance = chance = random.Random(seed)
         drafts = chance.choice([0, 0, 2])
         self.poisonous, self.fickle = chance.random() < 0.2, chance.random() < 0.4
@@ -53,6 +57,8 @@ class Lives:
             policy=chance.choice(["fcfs", "lpm", "priority", "fair"]),
             queued=chance.choice([3, 100]), max_model_len=90,
             speculative=f"mtp:{drafts},fixed" if drafts else "off")
+        settings = msgspec.structs.replace(settings, scheduler=msgspec.structs.replace(
+            settings.scheduler, **settled))
         self.settings = msgspec.structs.replace(settings, recovery=RecoveryConfig(
             # Who asks anew for what is forgotten gets it computed anew.
             restart=True, retain=1e6 if self.fickle else chance.choice([0.0, 3.0, 1000.0])))
@@ -93,7 +99,7 @@ class Lives:
         context = Context(self.settings, Path("/nowhere"), "scheduler",
                           self.epochs["scheduler"], 0)
         past = PriorRun(LedgerHistory().read(self.ledger), True, self.now)
-        self.scheduler = SchedulerCore(context, past)
+        self.scheduler = SchedulerCore(context, past, self.load)
 
     def new_worker(self) -> None:
         self.epochs["worker"] += 1
@@ -115,9 +121,8 @@ class Lives:
         self.deaths["scheduler"] += 1
         when = self.chance.choice(["between", "uncommitted", "unsent"])
         if when == "unsent" and self.held is None:
-            for send in self.scheduler.on_wake(self.now):
-                if send.to == LEDGER:
-                    self.ledger.append(send.message)
+            self._commit(self.cut_short([
+                send.message for send in self.scheduler.on_wake(self.now) if send.to == LEDGER]))
         self._cut(self.to_worker, self.to_detokenizer)
         self.new_scheduler()
 
@@ -158,14 +163,21 @@ class Lives:
             self.held, self.held_records = after, records
             self.scheduler.on_ledger_full("the ledger takes no more", self.now)
             return
-        self.ledger += records
+        self._commit(records)
         self._send(after)
+
+    def cut_short(self, records: list[LedgerRecord]) -> list[LedgerRecord]:
+        """Returns what a death in the middle of the write leaves of it."""
+        return records
+
+    def _commit(self, records: list[LedgerRecord]) -> None:
+        self.ledger += records
 
     def _retry(self) -> None:
         self.fills -= self.fills > 0
         if not self.fills:
             held, self.held = self.held, None
-            self.ledger += self.held_records
+            self._commit(self.held_records)
             self._send(held or [])
             self.scheduler.on_ledger_ok(self.now)
 

@@ -113,6 +113,13 @@ def generated(oracle: Any, prompt: list[int], new: int) -> list[int]:
     return found
 
 
+def assert_greedy(oracle: Any, prompt: list[int], tokens: list[int]) -> None:
+    """They are what transformers' model would choose after the prompt, each after those before:
+    one forward pass instead of one a token."""
+    logits = oracle_logits(oracle, prompt + tokens[:-1])[len(prompt) - 1:]
+    assert logits.argmax(-1).tolist() == tokens
+
+
 def same_logits(got: Tensor, want: Tensor, bf16: bool = False) -> bool:
     """Whether two models with the same weights gave them: up to the last bits, since a library's
     products may depend on where in memory a weight lies."""

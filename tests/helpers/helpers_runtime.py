@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -348,14 +349,21 @@ sys.exit(Launcher(job.config, job.roles, started).run())
 class LauncherProcess:
     """A launcher in a process of its own, as `actorium serve` is."""
 
+    forked = True
+    """See `real_starts`."""
+
     def __init__(self, config: Config, table: dict[str, str], *flags: str) -> None:
         """flags: "stray" = SIGTERM half a second after the start, taken by a second thread."""
+        from helpers_zygote import ForkedPython
+
         from actorium.actors.launcher.engine import EngineJob
 
         self.dir = Path(config.runtime.run_dir or "") / config.runtime.name
-        self.process = subprocess.Popen([sys.executable, "-c", LAUNCH, *flags], env=child_env(),
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        stderr=subprocess.PIPE)
+        words = ["-c", LAUNCH, *flags]
+        start = partial(ForkedPython, words) if self.forked else partial(
+            subprocess.Popen, [sys.executable, *words])
+        self.process: subprocess.Popen[bytes] = start(
+            env=child_env(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert self.process.stdin is not None
         self.process.stdin.write(msgspec.json.encode(EngineJob(config, table)))
         self.process.stdin.close()

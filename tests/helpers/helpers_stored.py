@@ -1,5 +1,6 @@
-"""Checkpoints in AWQ, GPTQ and compressed-tensors' integer formats, written from the formats'
-descriptions alone, beside twins that hold what their weights stand for."""
+"""Checkpoints in AWQ, GPTQ, HQQ, torchao's, auto-round's and compressed-tensors' integer formats,
+written from the formats' descriptions alone, beside twins that hold what their weights stand for.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ class Kind(NamedTuple):
     """A way to store weights."""
 
     layout: str
-    """awq, gptq, gptq_v2, pack-quantized or int-quantized."""
+    """awq, gptq, gptq_v2, pack-quantized, int-quantized, torchao, hqq or auto-round."""
     bits: int = 4
     group: int = 32
     """-1: a row."""
@@ -44,6 +45,23 @@ class Kind(NamedTuple):
             return {"quant_method": "gptq", "bits": self.bits, "group_size": self.group,
                     "sym": self.symmetric, "desc_act": self.ordered, "lm_head": False,
                     "checkpoint_format": self.layout, "static_groups": False}
+        if self.layout == "torchao":
+            group = {"_type": "PerGroup", "_data": {"group_size": self.group}}
+            return {"quant_method": "torchao", "quant_type": {"default": {
+                "_type": "IntxWeightOnlyConfig", "_version": 2, "_data": {
+                    "granularity": group if self.group > 0 else {"_type": "PerAxis", "_data": {}},
+                    "weight_dtype": {"_type": "torch.dtype", "_data": f"int{self.bits}"},
+                    "mapping_type": {"_type": "MappingType", "_data":
+                                     "SYMMETRIC" if self.symmetric else "ASYMMETRIC"}}}}}
+        if self.layout == "hqq":
+            return {"quant_method": "hqq", "skip_modules": ["lm_head"], "quant_config": {
+                "weight_quant_params": {"nbits": self.bits, "channel_wise": True, "axis": 1,
+                                        "group_size": self.group if self.group > 0 else None}}}
+        if self.layout == "auto-round":
+            return {"quant_method": "auto-round", "bits": self.bits, "group_size": self.group,
+                    "sym": self.symmetric, "data_type": "int",
+                    "packing_format": "auto_round:auto_gptq",
+                    "block_name_to_quantize": "model.layers"}
         return {"quant_method": "compressed-tensors", "format": self.layout, "ignore": ["lm_head"],
                 "quantization_status": "compressed", "config_groups": {"group_0": self.scheme()}}
 
@@ -125,10 +143,22 @@ def tensors_of(own: Stored, kind: Kind) -> dict[str, Tensor]:
         order = (0, 2, 4, 6, 1, 3, 5, 7)
         found = {"qweight": words(codes.T, 4, order), "qzeros": words(zeros.T, 4, order),
                  "scales": scales.T}
-    elif kind.layout.startswith("gptq"):
+    elif kind.layout.startswith(("gptq", "auto-round")):
         less = 0 if kind.layout == "gptq_v2" else 1
         found = {"qweight": words(codes, bits).T, "scales": scales.T,
-                 "qzeros": words(zeros.T - less, bits), "g_idx": groups.astype(np.int32)}
+                 "qzeros": words(zeros.T - less, bits)}
+        if kind.layout != "auto-round":
+            found |= {"g_idx": groups.astype(np.int32)}
+    elif kind.layout == "hqq":
+        rows = codes.reshape(-1, codes.shape[1] // scales.shape[1]).astype(np.uint8)
+        upper, lower = np.split(rows, 2) if bits == 4 else (rows, None)
+        found = {"W_q": upper if lower is None else upper << 4 | lower,
+                 "scale": scales.reshape(-1, 1), "zero": zeros.reshape(-1, 1).astype(np.float16),
+                 "shape": np.array(codes.shape), "nbits": np.array(bits, np.int32),
+                 "group_size": np.array(rows.shape[1], np.int32), "axis": np.array(1, np.int32)}
+    elif kind.layout == "torchao":
+        found = {"_weight_qdata": (codes - half).astype(np.int8), "_weight_scale": scales,
+                 "_weight_zero_point": (zeros - half).astype(np.int8)}
     elif kind.layout == "pack-quantized":
         found = {"weight_packed": words(codes, bits), "weight_scale": scales,
                  "weight_shape": np.array(codes.shape)}

@@ -30,7 +30,8 @@ TOWERS = {
 WIDE = {**dict.fromkeys(("OlmoeForCausalLM", "PhiForCausalLM", "StableLmForCausalLM",
                          "HeliumForCausalLM", "FalconForCausalLM", "PersimmonForCausalLM",
                          "GPTNeoXForCausalLM", "GPT2LMHeadModel", "GPTBigCodeForCausalLM",
-                         "GPTJForCausalLM", "OPTForCausalLM"),
+                         "GPTJForCausalLM", "OPTForCausalLM", "BloomForCausalLM",
+                         "MptForCausalLM"),
                         {"hidden_size": 128}),
         "Qwen2_5_VLForConditionalGeneration": {
             "hidden_size": 128, "rope_scaling": {"type": "mrope", "rope_type": "default",

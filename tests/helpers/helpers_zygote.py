@@ -1,14 +1,15 @@
-"""Engines of tests, forked off one process that has imported what all actors need: importing it
-anew takes 3 s of a processor an engine.
+"""Engines and command lines of tests, forked off one process that has imported what all actors
+need: importing it anew takes 3 s of a processor an engine.
 
     python helpers_zygote.py FD PAD
 
-serves at the socket FD. What a test starts by a command line starts from scratch, as it does
-outside; so does every engine under `real_starts`.
+serves at the socket FD. Every engine under `real_starts` starts from scratch, as it does outside,
+and so does each command line that a test starts without `ForkedPython`.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from time import monotonic, sleep
 from typing import Any, NoReturn
@@ -31,6 +32,8 @@ from actorium.actors.runtime.process import adopting_orphans, python, set_comman
 ACTOR, JOB = children.MAIN, "actorium.actors.launcher.engine"
 PAD = "-" * 200
 """Room for the command lines of what is forked."""
+PIPE_ENDS = slice(10, 16)
+"""Among the arguments of `Popen._execute_child`: of stdin, stdout and stderr, two each."""
 
 
 class ForkedLauncher(ForkedProcess):
@@ -87,8 +90,9 @@ class Forks:
             os.close(go)
 
 
+@functools.cache
 def zygote() -> Forks:
-    """A process that forks launchers, gone with this one."""
+    """The process that forks for this one, and ends with it."""
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         subprocess.Popen([sys.executable, "-P", __file__, str(theirs.fileno()), PAD],
@@ -98,15 +102,35 @@ def zygote() -> Forks:
     return Forks(control)
 
 
-def launcher(forks: Forks, argv: Sequence[str], report_fd: int) -> ForkedLauncher:
+def launcher(argv: Sequence[str], report_fd: int) -> ForkedLauncher:
     """As `Engine` starts one: with what this process has for output, environment and folder."""
     theirs, ours = os.pipe2(os.O_CLOEXEC)
     request = {"words": argv[argv.index(JOB) + 1:-1], "environ": dict(os.environ),
                "folder": os.getcwd()}
     try:
-        return ForkedLauncher(forks.fork(request, [theirs, 1, 2, report_fd]), ours)
+        return ForkedLauncher(zygote().fork(request, [theirs, 1, 2, report_fd]), ours)
     finally:
         os.close(theirs)
+
+
+class ForkedPython(subprocess.Popen[bytes]):
+    """`python WORDS` with this environment, forked: -m with a module that has a `main`, or -c."""
+
+    def __init__(self, words: Sequence[str], env: Mapping[str, str], **pipes: Any) -> None:
+        """pipes: stdin, stdout and stderr, as `Popen` takes them."""
+        self._request = {"words": [*words], "environ": {**env}, "folder": os.getcwd()}
+        super().__init__([sys.executable, *words], **pipes)
+
+    def _execute_child(self, *given: Any) -> None:
+        """As `Popen` calls it."""
+        ends = given[PIPE_ENDS]
+        theirs = (ends[0], ends[3], ends[5])
+        try:
+            self.pid = zygote().fork(self._request, [own if fd == -1 else fd
+                                                     for own, fd in enumerate(theirs)])
+            self._child_created = True
+        finally:
+            self._close_pipe_fds(*ends)  # type: ignore[attr-defined]
 
 
 # --- the far end ---
@@ -175,6 +199,7 @@ def _leave_a_child(control: socket.socket, become: Become, request: dict[str, An
 
 
 def _become_launcher(request: dict[str, Any], fds: list[int]) -> int:
+    """An engine's launcher, which has a descriptor for its report, or a `ForkedPython`."""
     for number, fd in enumerate(fds[:3]):
         os.dup2(fd, number)
         os.close(fd)
@@ -187,7 +212,8 @@ def _become_launcher(request: dict[str, Any], fds: list[int]) -> int:
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if not os.fork():
         near.close()
-        os.close(fds[3])
+        for fd in fds[3:]:
+            os.close(fd)
         _serve_actors(far)
     far.close()
     forks, start = Forks(near), children.start
@@ -199,9 +225,20 @@ def _become_launcher(request: dict[str, Any], fds: list[int]) -> int:
         return ForkedProcess(forks.fork({"words": argv[-5:]}))
 
     children.start = forked  # type: ignore[assignment]
-    words = [*request["words"], str(fds[3])]
-    set_command_line(python(JOB, *words))
-    return int(import_module(JOB).main(words))
+    words = request["words"]
+    if fds[3:]:
+        words.append(str(fds[3]))
+        set_command_line(python(JOB, *words))
+        return int(import_module(JOB).main(words))
+    set_command_line([sys.executable, *words])
+    how, what, *sys.argv[1:] = words
+    try:
+        if how == "-m":
+            return int(import_module(what).main())
+        exec(what, {"__name__": "__main__"})
+        return 0
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
 
 
 def _serve_actors(control: socket.socket) -> NoReturn:

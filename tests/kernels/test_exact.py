@@ -173,8 +173,8 @@ class Pages:
     """A layer's pages with one sequence, and queries of all its tokens."""
 
     def __init__(self, heads: int, kv_heads: int, dim: int, length: int, kind: str,
-                 sunk: bool = False) -> None:
-        """sunk: heads have sinks, and scores are capped."""
+                 sunk: bool = False, sloped: bool = False) -> None:
+        """sunk: heads have sinks, and scores are capped; sloped: these fall with distance."""
         gen = torch.Generator().manual_seed(heads * dim + length)
         width = -(-length // PAGE)
         shape = ((width + 1) * PAGE, 2 * kv_heads, dim)
@@ -191,12 +191,13 @@ class Pages:
         self.q = torch.randn(length, heads, dim, generator=gen).mul_(3).bfloat16()
         self.cap = 12.0 if sunk else 0.0
         self.sinks = torch.linspace(-20, 20, heads) if sunk else None
+        self.slopes = 2.0 ** -torch.linspace(0.5, 8, heads) if sloped else None
 
     def extended(self, own: NativeAttention, window: int, sizes: list[int]) -> Tensor:
         parts, at = [], 0
         for size in sizes:
             row = SimpleNamespace(start=at, count=size, pages=self.table)
-            attend = own.extend([row], PAGE, window, 0.2, self.cap)
+            attend = own.extend([row], PAGE, window, 0.2, self.cap, self.slopes)
             parts.append(attend(self.q[at:at + size].contiguous(), self.layer, None, self.scales,
                                 self.sinks))
             at += size
@@ -207,7 +208,7 @@ class Pages:
         lens = torch.tensor(ends, dtype=torch.int32)
         q = torch.cat([self.q[end - q_len:end] for end in ends])
         attend = own.decode(self.table.expand(len(ends), -1).contiguous(), lens, max(ends), q_len,
-                            PAGE, window, 0.2, self.cap)
+                            PAGE, window, 0.2, self.cap, self.slopes)
         return attend(q, self.layer, None, self.scales, self.sinks).view(
             len(ends), q_len, *q.shape[1:])
 
@@ -226,6 +227,12 @@ def test_attention(ops: NativeOps, heads: int, kv_heads: int, dim: int, length: 
 def test_attention_with_sinks_and_capped_scores(ops: NativeOps, pages: str) -> None:
     check_attention(ops, Pages(6, 2, 64, 290, pages, True), 290, 0)
     check_attention(ops, Pages(3, 3, 32, 140, pages, True), 140, 50)
+
+
+@pytest.mark.parametrize("pages", ["bf16", "int8"])
+def test_attention_with_scores_that_fall_with_distance(ops: NativeOps, pages: str) -> None:
+    check_attention(ops, Pages(6, 2, 64, 290, pages, sloped=True), 290, 0)
+    check_attention(ops, Pages(3, 3, 32, 140, pages, sloped=True), 140, 50)
 
 
 def check_attention(ops: NativeOps, case: Pages, length: int, window: int) -> None:

@@ -36,22 +36,23 @@ def sequence(length: int, heads: int, kv: int, dim: int, window: int, kept: torc
 
 
 def extended(case: Paged, start: int, count: int, splits: bool = False,
-             sinks: Tensor | None = None) -> Tensor:
+             sinks: Tensor | None = None, slopes: Tensor | None = None) -> Tensor:
     """A chunk of the only sequence."""
     row = case.rows[0]
     own = type(row)(start, count, row.pages)
-    attend = exact_extend([own], case.page_size, case.window, case.scale, 0.0, CHUNK)
+    attend = exact_extend([own], case.page_size, case.window, case.scale, 0.0, CHUNK,
+                          slopes)
     with patch.object(exact_attention, "programs_of", lambda *_: 1 << 20 if splits else 1):
         return attend(case.q[start:start + count], case.layer, None, case.scales, sinks)
 
 
 def decoded(case: Paged, ends: list[int], q_len: int = 1, splits: bool = True,
-            sinks: Tensor | None = None) -> Tensor:
+            sinks: Tensor | None = None, slopes: Tensor | None = None) -> Tensor:
     """Rows of the only sequence, as of several that begin alike: those that end there."""
     tables = case.rows[0].pages[None].expand(len(ends), -1).contiguous()
     at = torch.tensor(ends)[:, None] - q_len + torch.arange(q_len)
     attend = exact_decode(tables, torch.tensor(ends, dtype=torch.int32), max(ends), q_len,
-                          case.page_size, case.window, case.scale, 0.0, CHUNK)
+                          case.page_size, case.window, case.scale, 0.0, CHUNK, slopes)
     with patch.object(exact_attention, "PARTS", 1 << 30 if splits else 0):
         return attend(case.q[at.flatten()], case.layer, None, case.scales, sinks)
 
@@ -83,6 +84,15 @@ def test_sinks_have_the_same_bits_however_keys_are_shared_out() -> None:
     assert torch.equal(extended(case, 283, 17, True, sinks), whole[283:])
     for splits in (True, False):
         assert torch.equal(decoded(case, [300, 129], 1, splits, sinks), whole[[299, 128]])
+
+
+def test_scores_that_fall_with_distance_have_the_same_bits() -> None:
+    case, slopes = sequence(300, 4, 2, 32, 0, BF16), 2.0 ** -torch.linspace(0.5, 8, 4)
+    whole = extended(case, 0, 300, slopes=slopes)
+    assert error(whole, case.wanted(slopes=slopes)) < 2e-2
+    assert torch.equal(extended(case, 283, 17, True, slopes=slopes), whole[283:])
+    got = decoded(case, [300, 129], 1, slopes=slopes)
+    assert torch.equal(got, whole[[299, 128]])
 
 
 def test_neighbours_change_nothing() -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from actorium.gpu.families.weight_formats import WeightFormat
 from actorium.gpu.weights.gguf_blocks import FORMATS as BLOCK_FORMATS
-from actorium.gpu.weights.gguf_blocks import NATIVE, NUMBERS, grouped
+from actorium.gpu.weights.gguf_blocks import NATIVE_ROWS, NUMBERS, grouped
 from actorium.kernels.cpu import native_library
 from actorium.kernels.cpu.grouped_native import (
     GroupedMemory,
@@ -274,7 +274,7 @@ def in_file(path: Path, kinds: list[str], outs: list[int], heads: int) -> BlockR
 
 
 @pytest.mark.parametrize(("kinds", "outs", "heads"), [
-    *(([kind], [37], 0) for kind in sorted(NATIVE)), (["Q4_K", "Q4_1"], [40, 24], 0),
+    *(([kind], [37], 0) for kind in sorted(NATIVE_ROWS)), (["Q4_K", "Q4_1"], [40, 24], 0),
     (["Q6_K"] * 2, [64, 128], 2), (["Q4_0"], [128], 2)], ids=str)
 @pytest.mark.parametrize("gated", [False, True])
 def test_out_of_a_file_in_one_pass(lib: ctypes.CDLL, kinds: list[str], outs: list[int], heads: int,

@@ -104,10 +104,10 @@ def test_a_run_through_the_engine(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_a_terminated_run_leaves_nothing(cli: Cli, tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        cli.argv("bench", "offline", "--shape", "TINY", "--null-worker", "--device", "cpu",
-                 "--runs", "100000", "--works", "W3"),
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=cli.env | {"TMPDIR": str(tmp_path)})
+    process = cli.start(
+        "bench", "offline", "--shape", "TINY", "--null-worker", "--device", "cpu", "--runs",
+        "100000", "--works", "W3", env=cli.env | {"TMPDIR": str(tmp_path)},
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert process.stderr is not None
     while b"run 1/" not in process.stderr.readline():
         assert process.poll() is None

@@ -129,7 +129,7 @@ def test_ranks_under_each_of_their_names(flag: str) -> None:
 
 
 QUANTIZATIONS = ("auto, none, fp8, int8, int4, awq, gptq, bitsandbytes, compressed-tensors, "
-                 "modelopt, mxfp4 or gguf")
+                 "modelopt, mxfp4, torchao, hqq, auto-round or gguf")
 ONE_GROUP = "must be 1: an engine is one group of ranks (--tp) on one machine, got '2'"
 RANKS = "must be between 1 and 1024, got 0"
 

@@ -2,6 +2,7 @@
 
 `python -m actorium.tools.chaos` runs all rows; `tests/engine/test_chaos.py` a slice of them. The
 worker has no model (`fault_injection`), clients are the SDK (`checked_streams`), faults follow a
-seeded plan (`faults`), and each row (`..._rows`) is a function that returns its measurements and
-everything that went wrong. `running_trials` and `lifecycle_trials` strike any actor at any moment.
+seeded plan (`faults`) or are drawn without end (`drawn_faults`), and each row (`..._rows`) is a
+function that returns its measurements and everything that went wrong. `running_trials` and
+`lifecycle_trials` strike any actor at any moment.
 """

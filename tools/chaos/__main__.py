@@ -1,7 +1,7 @@
 """Runs the battery: `python -m actorium.tools.chaos [--rows NAMES] [--seed N] [--json FILE]`.
 
-Exit code 1 if anything went wrong. With --json, rows that are not run keep their figures in the
-file.
+Without --seed one is drawn; it is printed, and repeats the faults and requests of the run. Exit
+code 1 if anything went wrong. With --json, rows that are not run keep their figures in the file.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from actorium.tools.chaos import (
     model_rows,
     stop_rows,
 )
+from actorium.tools.chaos.drawn_rows import drawn
 from actorium.tools.chaos.fault_injection import UNFENCED, no_dedup
 from actorium.tools.chaos.faults import PAIRS, Fault
 
@@ -32,6 +34,8 @@ Row = Callable[[int], dict[str, Any]]
 PARTS = 4
 """The number of parts of the row of kills, each with an engine of its own."""
 PART_SECONDS, STREAMS = 100.0, 200
+MINUTES = 4.0
+"""Of the row of drawn faults: most kinds once, on two idle cores."""
 
 
 def _kills(part: int) -> Row:
@@ -77,14 +81,16 @@ ROWS: dict[str, Row] = {
     "cluster-images": lambda seed: model_rows.images(seed, kills=6, others=8, replicas=2),
     "probes": lambda seed: stop_rows.probes(seed, stops=5, streams=200, times=100),
     "starved": lambda seed: stop_rows.starved(seed, 20.0, spinners=30, streams=100),
+    "drawn": lambda seed: drawn(seed, MINUTES),
     "teeth": _teeth}
 
 
-def run(names: list[str], seed: int, report: Callable[[str, dict[str, Any]], None]) -> None:
+def run(names: list[str], seed: int, report: Callable[[str, dict[str, Any]], None],
+        rows: dict[str, Row] = ROWS) -> None:
     """Runs rows; calls `report` with each finished row."""
     for name in names:
         began, load = monotonic(), os.getloadavg()[0]
-        row = ROWS[name](seed)
+        row = rows[name](seed)
         wrong = row.pop("wrong")
         report(name, row | {"took_s": round(monotonic() - began, 1), "load_before": round(load, 2),
                             "load_after": round(os.getloadavg()[0], 2), "wrong": wrong})
@@ -95,11 +101,18 @@ def _machine() -> dict[str, Any]:
             "kernel": platform.release(), "at": strftime("%Y-%m-%d")}
 
 
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default=",".join(ROWS), help="default: all: %(default)s")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6),
+                        help="default: any")
+    parser.add_argument("--minutes", type=float, default=MINUTES,
+                        help="of the row of drawn faults; default: %(default)s")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     options = parser.parse_args()
     names = options.rows.split(",")
@@ -117,8 +130,11 @@ def main() -> int:
             found["machine"] = _machine()
             path.write_text(json.dumps(found, indent=1) + "\n")
 
-    run(names, options.seed, report)
-    print(f"{len(bad)} wrong" + "".join(f"\n  {text}" for text in bad[:40]))
+    print(f"seed {options.seed}: SEED={options.seed} CHAOS_MINUTES={options.minutes:g} repeats it",
+          flush=True)
+    run(names, options.seed, report,
+        ROWS | {"drawn": lambda seed: drawn(seed, options.minutes, _say)})
+    print(f"seed {options.seed}: {len(bad)} wrong" + "".join(f"\n  {text}" for text in bad[:40]))
     return 1 if bad else 0
 
 

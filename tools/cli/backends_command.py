@@ -119,7 +119,8 @@ def _can(can: Capabilities, decodes: bool = True) -> str:
         heads += f", multiples of {can.head_dim_step}"
     pages = " or ".join(map(str, can.page_sizes)) or "any power of two"
     traits = {"sliding windows": can.windows, "latents (MLA)": can.latents,
-              "soft caps": can.soft_caps, "attention sinks": can.sinks}
+              "soft caps": can.soft_caps, "attention sinks": can.sinks,
+              "ALiBi": can.alibi}
     if decodes:
         drafts = f"{can.query_len - 1} drafts" if can.query_len else "any number of drafts"
         traits |= {drafts: True, "graphs": can.graphs}

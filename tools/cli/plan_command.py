@@ -194,7 +194,8 @@ def _outside(part: ModelShape, demand: Demand, config: Config,
     decode = CARDS[attends].decode
     theirs = BY_TRANSFORMERS if part.by_transformers else ""
     why = EagerReasons(theirs, theirs) if theirs else why_eager(
-        part.experts is not None and not triton, decode is not None and decode.graphs)
+        part.experts is not None and not triton, decode is not None and decode.graphs and
+        part.index is None)
     graphs = planned_graphs(config, demand.drafts, why)
     off = why.decodes or why_no_graphs(config.device)
     rows = 0 if theirs else program_rows(config, demand.drafts)

@@ -45,8 +45,12 @@ class SteadyMetrics(RequestMetrics):
     def request_ended(self, request: RequestState) -> None:
         pass
 
-    def result(self, record: PlanRecord, result: StepResult, now: float) -> None:
+    def result(self, record: PlanRecord, result: StepResult, state: SchedulerState, now: float
+               ) -> None:
         self.prompts.add(record, result)
+
+    def commit(self, state: SchedulerState, now: float) -> None:
+        state.newly_marked.clear()
 
     def gauges(self, state: SchedulerState, resting: bool, ledger: Ledger | None = None
                ) -> dict[str, float]:
@@ -199,7 +203,6 @@ class SteadyScheduler(SchedulerCore):
             for i in range(-first.step % 4, len(busy_us), 4):
                 pacing.measured(first, int(busy_us[i]), idle_us[i] if i < len(idle_us) else 0)
         self.counters.prompts.plain(int(busy_us[-1]))
-        self._totals["tokens"] += len(first.slots) * len(busy_us)
         self._totals["busy_us"] += int(busy_us.sum())
         self._totals["idle_us"] += sum(idle_us)
 

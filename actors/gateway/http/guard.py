@@ -23,10 +23,12 @@ from actorium.actors.gateway.engine_call import EngineCall
 from actorium.actors.gateway.http.access_log import GONE, AccessRecord
 from actorium.actors.gateway.http.api_keys import Keys, shown
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError, http_error
+from actorium.actors.gateway.http.replies import DONE, sse_event
 from actorium.actors.gateway.http.routes import Access, ErrorStyle, allowed_methods, canonical, find
 from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.runtime.http.allowed_hosts import AllowedHosts, check_head
-from actorium.actors.runtime.http.http_server import OVER_LIMIT
+from actorium.actors.runtime.http.connection_records import ConnectionRecord
+from actorium.actors.runtime.http.http_server import OVER_LIMIT, RECORD
 
 WATCH_AFTER = 0.05
 """Seconds after which a connection is watched: for most faster requests watching would cost more
@@ -39,10 +41,16 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class AnswerSender:
-    """Wraps one request's `send`: knows how much of the answer was sent, and adds headers to it."""
+    """Wraps one request's `send`: knows how much of the answer was sent, and adds headers to it.
+    The head goes out with the first part of the body, so nobody has to continue behind it."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, send: Send, record: ConnectionRecord | None = None,
+                 has_body: bool = True) -> None:
+        """record: the connection's, if it may outlive this process; has_body: False = the answer is
+        its head."""
+        self._send, self._record, self._has_body = send, record, has_body
+        self._start: Message | None = None
+        """The head, until the body begins."""
         self.status = 0
         """The answer's status; 0 = not begun."""
         self.ended = False
@@ -54,10 +62,36 @@ class AnswerSender:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), *self.headers]
-        elif not message.get("more_body", False):
+            self._start = message
+            return
+        start, self._start = self._start, None
+        if start is not None and not self.continued:
+            await self._send_head(start)
+        if not message.get("more_body", False):
             # Before it is sent: after it uvicorn says "http.disconnect" even of a connected client.
             self.ended = True
+            if self._record is not None:
+                self._record.ends = True
         await self._send(message)
+
+    @property
+    def continued(self) -> bool:
+        """A gateway that has died has sent the answer's beginning."""
+        return self._record is not None and bool(self._record.begun)
+
+    async def _send_head(self, start: Message) -> None:
+        if self._record is None:
+            await self._send(start)
+            return
+        self._record.holds_head, self._record.ends = self._has_body, not self._has_body
+        try:
+            await self._send(start)
+        finally:
+            self._record.holds_head = False
+
+    async def last_part(self, body: bytes) -> None:
+        """Ends an answer that has begun."""
+        await self({"type": "http.response.body", "body": body})
 
     async def json(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
         """Answers with this JSON."""
@@ -83,7 +117,7 @@ class HttpExchange:
         scope["path"] = canonical(scope["path"])
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.route = find(scope["path"])
-        self.answer = AnswerSender(send)
+        self.answer = AnswerSender(send, scope.get(RECORD), scope["method"] != "HEAD")
         self.call = EngineCall(engine)
         """A call of the gateway itself until the caller is admitted."""
         self.given_id = _request_id(self.headers.get(b"x-request-id", b""))
@@ -102,8 +136,14 @@ class HttpExchange:
     async def refuse(self, error: HttpError) -> None:
         """Answers with the error, unless an answer has begun."""
         if not self.answer.status:
-            body = error.body() if self.route.errors is ErrorStyle.OPENAI \
-                else error.anthropic_body(self.request_id)
+            openai, continued = self.route.errors is ErrorStyle.OPENAI, self.answer.continued
+            body = error.body() if openai \
+                else error.anthropic_body(None if continued else self.request_id)
+            if continued:
+                self.answer.status = 200
+                await self.answer.last_part(sse_event(body, "" if openai else "error")
+                                            + (DONE if openai else b""))
+                return
             await self.answer.json(error.status, msgspec.json.encode(body), _headers_of(error))
 
     def record(self) -> AccessRecord:
@@ -158,7 +198,7 @@ class Guard:
         if exchange.route.changes(method) and not self._keys.guard(path):
             self._cors.check(scope, headers)
         call = exchange.call = EngineCall(self._engine, headers, exchange.tenant, path,
-                                          self._keys.is_admin(key))
+                                          self._keys.is_admin(key), scope.get(RECORD))
         exchange.identify(exchange.given_id or call.resume_id)
         if not call.resumable:  # else the next connection may bring another id
             call.answer_id = exchange.request_id

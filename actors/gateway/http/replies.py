@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.engine_call import EngineCall
@@ -40,7 +40,8 @@ class EventStream:
     comes, and then `last`. Where the stream can be resumed, each event gets an id.
 
     The first event is awaited before anything is sent, so that an error can set the status. A later
-    error becomes an event, by `refusal`, and ends the stream. When this is cancelled, because the
+    error becomes an event, by `refusal`, and ends the stream; so does any where a gateway that has
+    died has sent the beginning. When this is cancelled, because the
     client has disconnected, `events` is closed, which aborts its requests.
     """
 
@@ -53,42 +54,39 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call: EngineCall = scope["app"]
-        events = self._events
+        events, begun, last = self._events, call.continued, self._last
+        start = {"type": "http.response.start", "status": 200, "headers": self._headers}
+        if begun:
+            await send(start)
         try:
-            part = await self._first(call)
-            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
-            while part is not None:
-                if part:
-                    await send(_body(part))
+            while True:
                 try:
                     part = call.label(await anext(events))
                 except StopAsyncIteration:
-                    part = None
+                    break
                 except (asyncio.CancelledError, GeneratorExit):
                     raise
                 except BaseException as error:
+                    if not begun:
+                        raise
                     refusal = _http_error(error, call)
-                    await send(_body(sse_event(refusal.body()) if self._refusal is None
-                                     else await self._refusal(refusal)))
-                    part = None
-            await send(_body(self._last))
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+                    last = (sse_event(refusal.body()) if self._refusal is None
+                            else await self._refusal(refusal)) + last
+                    break
+                if part:
+                    if not begun:
+                        await send(start)
+                    begun = True
+                    call.record_position()
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+            if not begun:
+                await send(start)
+            await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
             await events.aclose()
-
-    async def _first(self, call: EngineCall) -> bytes | None:
-        """Returns the first events that the client has not had; None if it has had all."""
-        async for events in self._events:
-            if labelled := call.label(events):
-                return labelled
-        return None
 
 
 def _http_error(error: BaseException, call: EngineCall) -> HttpError:
     if isinstance(error, ActoriumError):
         return http_error(error, call.fields)
     return error if isinstance(error, HttpError) else call.failed(error)
-
-
-def _body(part: bytes) -> Message:
-    return {"type": "http.response.body", "body": part, "more_body": True}

@@ -82,12 +82,21 @@ def parse_event_id(text: str) -> StreamPosition:
                           _cuts(places), _cuts(cuts), int(events))
 
 
+def decode_position(encoded: bytes) -> StreamPosition:
+    """Decodes what `ResumableStream.encoded_position` has returned."""
+    return _decode_position(encoded)
+
+
 def _cuts(text: str) -> list[Cut]:
     found = []
     for one in text.split(",") if text else ():
         choice, chars, tokens = map(int, one.rstrip("f").split("."))
         found.append(Cut(choice, chars, tokens, one.endswith("f")))
     return found
+
+
+_encode_position = msgspec.msgpack.Encoder().encode
+_decode_position = msgspec.msgpack.Decoder(StreamPosition).decode
 
 
 class ChoiceBuffer:
@@ -198,10 +207,11 @@ class ResumableStream(RelayedStream):
     """A stream that tracks what the route has received, and so can name its events."""
 
     def __init__(self, source: Deltas, rid: str, position: StreamPosition | None,
-                 cut_counts: CutCounts | None) -> None:
+                 cut_counts: CutCounts | None, shows_ids: bool = True) -> None:
+        """shows_ids: events get ids."""
         self._recut = None if position is None else RecutStream(source, position, cut_counts)
         super().__init__(self._recut or source)
-        self._rid, self._cut_counts = rid, cut_counts
+        self._rid, self._cut_counts, self._shows_ids = rid, cut_counts, shows_ids
         self._counts: tuple[int, ...] = ()
         # As `Cut`s, but plain tuples: this is done for every token.
         self._places: dict[int, tuple[int, int, int, bool]] = {}
@@ -240,8 +250,11 @@ class ResumableStream(RelayedStream):
 
     def label(self, events: bytes) -> bytes:
         """Returns the events with their ids, without those that were sent before the position."""
+        if not self._shows_ids and self._recut is None:
+            self._events += events.count(b"\n\n")
+            return events
         prefix = self._prefix
-        if not prefix:
+        if not prefix and self._shows_ids:
             counts = ",".join(map(str, self._counts))
             places = _written(self._places.values())
             prefix = self._prefix = (f"id: {self._rid}:{counts}:{places}:"
@@ -253,8 +266,15 @@ class ResumableStream(RelayedStream):
         for one in events.split(b"\n\n")[:-1]:
             self._events += 1
             if self._recut is None or not self._recut.sent_before(self._events):
-                out.append(b"%b%d\n%b\n\n" % (prefix, self._events, one))
+                out.append(b"%b%d\n%b\n\n" % (prefix, self._events, one) if prefix
+                           else one + b"\n\n")
         return b"".join(out)
+
+    def encoded_position(self) -> bytes:
+        """Returns the position behind the events that `label` returned last, for
+        `decode_position`."""
+        return _encode_position((self._rid, self._counts, list(self._places.values()), self._cuts,
+                                 self._events))
 
 
 def _written(cuts: Iterable[tuple[int, int, int, bool]]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 import resource
 import socket
@@ -23,9 +24,21 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from actorium.actors.runtime.http.allowed_hosts import MAX_HEADERS, MAX_URL
+from actorium.actors.runtime.http.connection_records import (
+    CLOSES,
+    COMPLETE,
+    INTERIM,
+    ConnectionKeeper,
+    ConnectionRecord,
+    LastWrite,
+    RecordedTransport,
+)
 
+LOG = logging.getLogger("actorium.http")
 OVER_LIMIT = "actorium.crowded"
 """In the scope of a request that came over one connection too many."""
+RECORD = "actorium.record"
+"""In the scope of a request: its connection's `ConnectionRecord`, or None."""
 MAX_HEAD = MAX_HEADERS + MAX_URL + 1024
 SLACK = 256 << 10
 """Bytes by which the framing of a body (sizes, extensions and trailers of chunks) may be longer
@@ -44,6 +57,8 @@ _REFUSED = (b"HTTP/1.1 %s\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-
             b"connection: close\r\n\r\n%s")
 _LONG_CHUNK = re.compile(rb"\r\n(?=0*[1-9A-Fa-f][0-9A-Fa-f]{8,}[ \t]*[;\r])")
 """Before a line that tells a chunk of 4 GiB at the least, if it is where such a line stands."""
+ACCEPT_AGAIN = 0.5
+"""Seconds after which a listening socket is tried again where there was no descriptor left."""
 LONG_LOOKS = 8
 """Such lines that are looked at of what comes at once: a body may be full of them."""
 _TOO_LONG = b"413 Content Too Large", b"The body is too long, or its framing is."
@@ -90,17 +105,29 @@ class BoundedConnection(HttpToolsProtocol):
     """The request asks for another protocol, and is to be served in this one."""
     _receive_timer: asyncio.TimerHandle | None = None
     _send_timer: asyncio.TimerHandle | None = None
+    _answered = 0
+    """Requests that come once more, and that the process before has answered."""
+    _last: LastWrite | None = None
+    """The last write of the process before, until its request has come once more."""
 
     def __init__(self, limits: ConnectionLimits, idle: dict[BoundedConnection, None],
+                 keeper: ConnectionKeeper | None = None, record: ConnectionRecord | None = None,
                  **of_uvicorn: Any) -> None:
-        """idle: the server's connections without a request, the longest idle one first."""
+        """idle: the server's connections without a request, the longest idle one first; record:
+        of this connection, if it may outlive the process."""
         super().__init__(**of_uvicorn)
         self.limits, self.idle = limits, idle
+        self.keeper, self.record = keeper, record
 
     def connection_made(self, transport: Any) -> None:
+        if self.record is not None:
+            transport.set_write_buffer_limits(high=0)
+            transport = RecordedTransport(transport, self.record, self._closes)
         super().connection_made(transport)
         self.idle[self] = None
         self._arm_receive_timer()
+        if self.record is not None and self.record.adopted:
+            self._continue()
         if len(self.connections) > self.limits.connections:
             oldest = next(iter(self.idle))
             if oldest is not self:
@@ -116,11 +143,69 @@ class BoundedConnection(HttpToolsProtocol):
         if self._running is not None and self._running is not self.cycle:
             self._running.disconnected = True  # uvicorn tells the last request alone
             self._running.message_event.set()
+        if self.keeper is not None and self.record is not None:
+            self.keeper.close(self.record, self.transport)
         super().connection_lost(exc)
+
+    # --- what the process before has left ---
+
+    def _continue(self) -> None:
+        """Sends the rest of the last write, and takes the input once more that is not answered."""
+        record = self.record
+        assert record is not None
+        left = record.restore(self.transport.get_extra_info("socket"))
+        if left is None:
+            LOG.warning("a connection of the process before cannot be continued: %s", record.doubt)
+            self.transport.abort()
+            return
+        last, data, first = left
+        if last.data:
+            transport: Any = self.transport
+            transport.continue_write(last)
+        complete = bool(last.flags & COMPLETE)
+        if last.flags & CLOSES if complete else not (last.position or last.flags & INTERIM):
+            self._close()
+            return
+        record.response = last.number + complete
+        self._answered = record.response - first
+        if not complete:
+            self._last, record.begun = last, last.position
+        self._take(data)
+        if self._running is None and self._stage is _BETWEEN:
+            record.answered()
+            self._cancel_receive_timer()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def _closes(self) -> bool:
+        """Whether the connection closes behind the response under way."""
+        return self._running is not None and not self._running.keep_alive
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        if self._answered:
+            self._answered -= 1
+            cycle.response_complete = True
+            return
+        if self._last is not None:
+            cycle.waiting_for_100_continue = False
+            if self._last.position:
+                cycle.response_started = cycle.chunked_encoding = True
+            self._last = None
+        super()._start_asgi_task(cycle, app)
 
     # --- what comes ---
 
     def data_received(self, data: bytes) -> None:
+        if self.record is not None and not self._ignoring_input:
+            self.record.received(data)
+        self._take(data)
+        self._note_answered()
+
+    def _note_answered(self) -> None:
+        if self.record is not None and self._running is None and self._stage is _BETWEEN:
+            self.record.answered()
+
+    def _take(self, data: bytes) -> None:
         at = 0
         if self._chunked or self._stage is not _BODY:
             for line in islice(_LONG_CHUNK.finditer(b"\r\n" + data), LONG_LOOKS):  # hardly any
@@ -170,7 +255,11 @@ class BoundedConnection(HttpToolsProtocol):
             return
         if len(self.connections) > self.limits.connections:
             self.scope[OVER_LIMIT] = True  # type: ignore[literal-required]
+        self.scope[RECORD] = self.record  # type: ignore[literal-required]
         super().on_headers_complete()
+        if self.cycle.response_complete:
+            self._stage = _BODY
+            return
         self._chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
         self.headers = []  # trailers are not the scope's
         self._stage, self._came, self._body = _BODY, 0, 0
@@ -204,7 +293,7 @@ class BoundedConnection(HttpToolsProtocol):
         self.parser = httptools.HttpRequestParser(self)
         with contextlib.suppress(AttributeError):  # before 0.6.3
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        self.data_received(head + rest)
+        self._take(head + rest)
 
     def _bound(self) -> None:
         """Look at how much has come."""
@@ -239,6 +328,9 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self._running = self.pipeline[-1][0] if self.pipeline else None
+        if self.record is not None:
+            self.record.next_response()
+            self._note_answered()
         super().on_response_complete()
         if self.transport.is_closing() or self.transport.get_write_buffer_size():
             self._arm_send_timer()
@@ -329,12 +421,13 @@ class BoundedConnection(HttpToolsProtocol):
             self._look_after(last, looks - 1)
 
 
-def http_server(app: Any, limits: ConnectionLimits, keep_alive: int,
-                backlog: int) -> uvicorn.Server:
+def http_server(app: Any, limits: ConnectionLimits, keep_alive: int, backlog: int,
+                keeper: ConnectionKeeper | None = None) -> uvicorn.Server:
     """A server of an ASGI application, which `start_server` starts. keep_alive: seconds for which a
-    connection may be idle between two requests; backlog: of connections that nobody has accepted.
+    connection may be idle between two requests; backlog: of connections that nobody has accepted;
+    keeper: lets connections outlive the process.
     """
-    connection: Any = partial(BoundedConnection, limits, {})  # called as its class would be
+    connection: Any = partial(BoundedConnection, limits, {}, keeper)  # called as its class would be
     config = uvicorn.Config(
         app, http=connection, ws="none", lifespan="off", interface="asgi3",
         log_config=None, access_log=False, server_header=False, date_header=False,
@@ -345,7 +438,65 @@ def http_server(app: Any, limits: ConnectionLimits, keep_alive: int,
     return server
 
 
-async def start_server(server: uvicorn.Server, sockets: Sequence[socket.socket]) -> None:
-    """Accept connections at these sockets. Not `Server.serve`: its main loop wakes ten times a
-    second and takes the process's signals."""
-    await server.startup(sockets=list(sockets))
+class Acceptor:
+    """Accepts the connections at one listening socket. Not the loop's own server: between its
+    `accept` and its `connection_made` a connection would belong to nobody but this process."""
+
+    def __init__(self, server: uvicorn.Server, sock: socket.socket,
+                 keeper: ConnectionKeeper | None) -> None:
+        self._server, self._sock, self._keeper = server, sock, keeper
+        self._loop = asyncio.get_running_loop()
+        self._retry: asyncio.TimerHandle | None = None
+        sock.setblocking(False)
+        self._listen()
+
+    def _listen(self) -> None:
+        self._loop.add_reader(self._sock.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        try:  # one at a time: what those before it have sent is read before they count as idle
+            sock, _ = self._sock.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError:  # no descriptors or no memory are left
+            self.close()
+            self._retry = self._loop.call_later(ACCEPT_AGAIN, self._listen)
+            return
+        record = None if self._keeper is None else self._keeper.open(sock)
+        task = self._loop.create_task(serve_connection(self._server, sock, record))
+        self._server.server_state.tasks.add(task)
+        task.add_done_callback(self._server.server_state.tasks.discard)
+
+    def close(self) -> None:
+        """Accepts no more."""
+        self._loop.remove_reader(self._sock.fileno())
+        if self._retry is not None:
+            self._retry.cancel()
+
+    async def wait_closed(self) -> None:
+        """As of `asyncio.Server`: nothing is under way."""
+
+
+async def start_server(server: uvicorn.Server, sockets: Sequence[socket.socket],
+                       keeper: ConnectionKeeper | None = None) -> None:
+    """Accepts connections at these sockets. Not `Server.serve`: its main loop wakes ten times a
+    second and takes the process's signals. keeper: that of `http_server`."""
+    server.servers = [Acceptor(server, sock, keeper) for sock in sockets]  # type: ignore[misc]
+    server.started = True
+
+
+async def serve_connection(server: uvicorn.Server, sock: socket.socket,
+                           record: ConnectionRecord | None) -> None:
+    """Serves a connection that was accepted, by this process or by the one before."""
+    sock.setblocking(False)
+    if sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection: Any = server.config.http_protocol_class
+    try:
+        await asyncio.get_running_loop().connect_accepted_socket(partial(
+            connection, record=record, config=server.config,
+            server_state=server.server_state, app_state=server.lifespan.state), sock)
+    except OSError:  # its peer has disconnected
+        sock.close()
+        if record is not None:
+            record.release()

@@ -10,7 +10,7 @@ Pure. What is written down goes out as `Send(LEDGER, record)` before the news th
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -23,9 +23,13 @@ from actorium.actors.core import LEDGER, Send
 from actorium.actors.ledger.records import (
     ADMISSION,
     BATCH,
+    COUNTS,
+    NO_MARKS,
     AdmissionRecord,
+    CountsRecord,
     LedgerEntry,
     LedgerHistory,
+    SequenceMarks,
     SequenceOutput,
     entry_records,
     make_record,
@@ -144,8 +148,9 @@ class RetainedRequests:
 class RecoveryLog:
     """Writes the ledger's records, and remembers ended requests for those who ask again."""
 
-    def __init__(self, recovery: RecoveryConfig,
-                 journal: InflightJournal | None = None) -> None:
+    def __init__(self, recovery: RecoveryConfig, journal: InflightJournal | None = None,
+                 marks_of: Callable[[SequenceState], SequenceMarks] = lambda _: NO_MARKS) -> None:
+        """marks_of: returns what is counted of a sequence."""
         self._journal = journal or InflightJournal(actor="scheduler")
         self.retained = RetainedRequests(recovery.retain)
         self.keep_history = keeps_history(recovery)
@@ -154,6 +159,7 @@ class RecoveryLog:
         self._resumable = ResumableRequests()
         """Of those that have not ended."""
         self._records: list[Send] = []
+        self._marks_of = marks_of
         self._to_resend: deque[RequestState] = deque()
 
     # --- the ledger ---
@@ -174,6 +180,11 @@ class RecoveryLog:
         if self._writes:
             self._write(make_record(BATCH, batch))
 
+    def counted(self, counts: CountsRecord | None) -> None:
+        """Records what a wake has counted, if anything."""
+        if self._writes and counts is not None:
+            self._write(make_record(COUNTS, counts))
+
     def _write(self, written: LedgerRecord) -> None:
         self._records.append(Send(LEDGER, written))
 
@@ -188,11 +199,17 @@ class RecoveryLog:
         for request in [*self.retained, *state.requests.values()]:
             yield self._request_records(request, state.table)
 
-    @staticmethod
-    def _request_records(request: RequestState, table: SlotTable) -> list[LedgerRecord]:
+    def _request_records(self, request: RequestState, table: SlotTable) -> list[LedgerRecord]:
         """Returns the records that say all of a request."""
         return list(entry_records(LedgerEntry(request.submit, [
-            _choice_record(choice, table) for choice in request.choices])))
+            self._choice_record(choice, table) for choice in request.choices])))
+
+    def _choice_record(self, sequence: SequenceState, table: SlotTable) -> SequenceOutput:
+        return SequenceOutput(
+            sequence.sid, bytearray(table.emitted_of(sequence).tobytes()),
+            sequence.cached_len if sequence.first_token_reported else None, sequence.logprobs,
+            sequence.prompt_logprobs, sequence.finish, *table.drafts_of(sequence),
+            self._marks_of(sequence))
 
     # --- ended requests, and those of other clients ---
 
@@ -336,12 +353,6 @@ def _alternatives(row: RowLogprobs) -> int:
     return len(row.top_ids) // len(row.chosen) if row.chosen else 0
 
 
-def _choice_record(sequence: SequenceState, table: SlotTable) -> SequenceOutput:
-    return SequenceOutput(sequence.sid, bytearray(table.emitted_of(sequence).tobytes()),
-                sequence.cached_len if sequence.first_token_reported else None, sequence.logprobs,
-                sequence.prompt_logprobs, sequence.finish, *table.drafts_of(sequence))
-
-
 # --- reading the ledger ---------------------------------------------------------------------------
 
 def restore_requests(past: PriorRun, timeout: float) -> Iterator[RequestState]:
@@ -356,6 +367,10 @@ def restore_requests(past: PriorRun, timeout: float) -> Iterator[RequestState]:
         request = new_request_state(submit, entry.choices[0].sid)
         for choice, output in zip(request.choices, entry.choices, strict=True):
             _restore(choice, output)
+            if not past.same_boot:
+                choice.marks = msgspec.structs.replace(
+                    choice.marks, **{name: past.now for name in ("admitted", "first", "last")
+                                     if getattr(choice.marks, name)})
         yield request
 
 
@@ -374,6 +389,9 @@ def _restore(sequence: SequenceState, output: SequenceOutput) -> None:
     sequence.preempted = bool(len(sequence.emitted))
     sequence.logprobs, sequence.prompt_logprobs = output.logprobs, output.prompt_logprobs
     sequence.drafted, sequence.accepted = output.drafted, output.accepted
+    sequence.marks, sequence.preemptions = output.marks, output.marks.preemptions
+    if output.marks.cached_tokens is not None:
+        sequence.counted, sequence.cached_len = True, output.marks.cached_tokens
     if output.cached_tokens is not None:
         sequence.first_token_reported, sequence.cached_len = True, output.cached_tokens
     sequence.prompt_logprobs_reported = max((row.start + len(row.chosen) // 4

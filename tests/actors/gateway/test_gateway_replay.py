@@ -5,16 +5,29 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers_gateway import Scripted
 from helpers_served import Event
 
 from actorium.actors.client.requests import StreamDelta
+from actorium.actors.config.tree import Config
+from actorium.actors.gateway.app import build_app
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.resume.delta_streams import MergedStream, RelayedStream
-from actorium.actors.gateway.resume.event_ids import ResumableStream, StreamPosition, parse_event_id
+from actorium.actors.gateway.resume.event_ids import (
+    MAX_CHOICES,
+    ResumableStream,
+    StreamPosition,
+    decode_position,
+    parse_event_id,
+)
+from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.messages import TokenLogprob, Usage
+from actorium.actors.runtime.http.connection_records import ConnectionRecords
+from actorium.actors.runtime.http.http_server import RECORD
 
 
 class Uncounted:
@@ -146,6 +159,37 @@ def test_streams_of_several_prompts_go_on_together(seed: int) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("choices", [1, 2, 3, MAX_CHOICES + 6])
+def test_a_stream_goes_on_behind_any_write(choices: int) -> None:
+    """Without ids, and again and again: behind what was written since it went on, too."""
+    draw = random.Random(choices)
+
+    async def writes(position: bytes) -> list[tuple[list[Event], bytes]]:
+        stream = ResumableStream(Script(script(draw, choices), draw), "r.d",
+                                 decode_position(position) if position else None, Uncounted(),
+                                 shows_ids=False)
+        out = []
+        async for blob in events(stream):
+            if blob := stream.label(blob):
+                assert b"id: " not in blob
+                out.append(([Event("", one.decode().removeprefix("data: "))
+                             for one in blob.split(b"\n\n")[:-1]], stream.encoded_position()))
+        return out
+
+    async def run() -> None:
+        whole = await writes(b"")
+        expected = spoken([one for found, _ in whole for one in found], choices)
+        for at in range(0, len(whole), 1 + len(whole) // 40):
+            sent, position = [one for found, _ in whole[:at + 1] for one in found], whole[at][1]
+            while rest := await writes(position):
+                stop = draw.randint(1, len(rest))
+                sent += [one for found, _ in rest[:stop] for one in found]
+                position = rest[stop - 1][1]
+            assert spoken(sent, choices) == expected
+
+    asyncio.run(run())
+
+
 def spoken(found: list[Event], choices: int) -> list[Any]:
     """What does not depend on the cutting: roles and ends once, texts and log-probabilities joined.
     """
@@ -167,3 +211,31 @@ def test_invalid_event_ids_are_refused(text: str) -> None:
         return
     with pytest.raises(HttpError):
         parse_event_id(text)
+
+
+@pytest.mark.parametrize(("path", "last"), [
+    ("/v1/chat/completions", b"data: [DONE]\n\n"), ("/v1/messages", b"event: error\n")])
+def test_a_stream_that_cannot_be_continued_ends_with_its_error(
+        path: str, last: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its head has been sent by the gateway before."""
+    engine = ServedEngine(Config(), Path("none"))
+    engine.client, engine.draining = Scripted(["hello"]), True  # type: ignore[assignment]
+    record = ConnectionRecords.create(1).open()
+    assert record is not None
+    stream = ResumableStream(Script([], random.Random(1)), "r.d", None, None, shows_ids=False)
+    record.begun = stream.encoded_position()
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b"",
+             "http_version": "1.1", "scheme": "http", "client": None, "server": None,
+             RECORD: record}
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(build_app(engine)(scope, receive, send))
+    [body] = sent
+    assert b"the engine is stopping" in body["body"] and last in body["body"]
+    assert record.ends and not body.get("more_body")

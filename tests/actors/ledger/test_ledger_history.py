@@ -11,10 +11,13 @@ from actorium.actors.ledger.ledger import Ledger
 from actorium.actors.ledger.records import (
     ADMISSION,
     BATCH,
+    COUNTS,
     META,
     AdmissionRecord,
+    CountsRecord,
     LedgerHistory,
     LedgerMeta,
+    SequenceMarks,
     cut,
     entry_records,
     make_record,
@@ -125,3 +128,51 @@ def test_a_rid_that_was_used_again_is_another_request() -> None:
     assert LedgerHistory().read(first + second + second).entries == history.entries
     (entry,) = LedgerHistory().read(first[:2] + second).entries.values()
     assert entry.choices[0].sid == 1, "it is the same as long as it is not over"
+
+
+def counts(number: int, whole: bool = False, **added: float) -> LedgerRecord:
+    return make_record(COUNTS, CountsRecord(number, added, float(number), whole=whole))
+
+
+def test_counts_are_added_once() -> None:
+    """In whatever order a compaction has left them."""
+    first, second, fourth = counts(1, a=1.0, b=2.0), counts(2, a=3.0), counts(4, b=1.0)
+    third = counts(3, whole=True, a=4.0, b=2.0)
+    for records in ([first, second, fourth], [first, first, second, second, first, fourth],
+                    [first, second, third, fourth], [second, third, fourth, second, third],
+                    [third, first, second, fourth], [counts(4, whole=True, a=4.0, b=3.0), third]):
+        history = LedgerHistory().read(records)
+        assert history.all_counts == {"a": 4.0, "b": 3.0}, records
+        assert history.counted == 4
+
+
+def test_what_has_no_counts_behind_it_is_counted_by_itself() -> None:
+    """A write was cut short, or an earlier version has written it."""
+    new = [make_record(META, LedgerMeta("boot", "", 5)), admission(submit("a", n=2), 5),
+           make_record(BATCH, batch((5, 0, [1, 2]), (6, 0, [3]), events=[
+               SequenceEvent(6, finish_reason="stop")]))]
+    want = {"started_sequences": 2.0, "tokens": 3.0, "finished_stop": 1.0}
+    history = LedgerHistory().read(new)
+    assert history.all_counts == want and history.counts == {}
+    assert history.read([counts(1, **want)]).all_counts == want
+    history.read([make_record(BATCH, batch((5, 1, [2, 4])))])
+    assert history.all_counts == want | {"tokens": 4.0}
+    anew = [make_record(META, LedgerMeta("boot", "", 7)), counts(9, whole=True, **want),
+            *entry_records(history.entries[b"client", "a"])]
+    assert LedgerHistory().read(anew).all_counts == want, "what is written anew is counted already"
+
+
+def test_marks_say_when_a_sequence_had_its_last_token() -> None:
+    mark = SequenceMarks(1.0, 2.0, 2.0, 16, 1)
+    history = LedgerHistory().read([
+        admission(submit("a"), 1), make_record(BATCH, batch((1, 0, [1]))),
+        make_record(COUNTS, CountsRecord(1, {"tokens": 1.0}, 2.0, {1: mark})),
+        make_record(BATCH, batch((1, 1, [2]))), counts(2, tokens=1.0)])
+    output = history.entries[b"client", "a"].choices[0]
+    assert output.marks == msgspec.structs.replace(mark, last=2.0)
+    history.read([make_record(BATCH, batch((1, 2, [2]))), counts(7, tokens=1.0)])
+    assert output.marks == msgspec.structs.replace(mark, last=7.0)
+    again = LedgerHistory().read(entry_records(history.entries[b"client", "a"]))
+    assert again.entries == history.entries
+    assert mark.shifted(10.0) == SequenceMarks(11.0, 12.0, 12.0, 16, 1)
+    assert SequenceMarks().shifted(10.0) == SequenceMarks()

@@ -125,7 +125,7 @@ def test_gemma(tmp_path: Path) -> None:
 def test_experts_that_are_not_served(tmp_path: Path) -> None:
     assert "qwen2.expert_count" in refusal(tmp_path / "m.gguf", lambda w: w.add_expert_count(8),
                                            "qwen2")
-    assert "'gpt2' is not served" in refusal(tmp_path / "m.gguf", arch="gpt2")
+    assert "'bloom' is not served" in refusal(tmp_path / "m.gguf", arch="bloom")
 
 
 def test_the_directory_is_made_once_and_anew_when_the_file_changes(tmp_path: Path) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from helpers_gguf import ARCHITECTURES, own_cache, write_model
+from helpers_gguf import ARCHITECTURES, NAMED_AS, own_cache, write_model
 from helpers_models import load
 
 from actorium.actors.errors import BadModel
 from actorium.actors.models.gguf_config import gguf_config
-from actorium.actors.models.gguf_families import FAMILIES, MIXTURES
-from actorium.actors.models.gguf_file import read_gguf
-from actorium.actors.models.gguf_tensors import checkpoint_tensors
+from actorium.actors.models.gguf_families import FAMILIES, VARIANTS
+from actorium.actors.models.gguf_file import TYPES, GgufTensor, read_gguf
+from actorium.actors.models.gguf_tensors import GgufPart, checkpoint_tensors
 from actorium.actors.models.model_dir import resolve
 from actorium.gpu.families.architectures import ARCHITECTURES as SERVED
 
@@ -25,21 +25,22 @@ SIZES: dict[str, Any] = {"num_hidden_layers": 1}
 
 
 def test_names_are_the_packages_and_those_of_served_classes() -> None:
-    assert set(FAMILIES) <= set(gguf.MODEL_ARCH_NAMES.values())
-    assert {own.architecture for own in (*FAMILIES.values(), *MIXTURES.values())} <= set(SERVED)
+    assert set(FAMILIES) - set(NAMED_AS) <= set(gguf.MODEL_ARCH_NAMES.values())
+    variants = (own for _, own in VARIANTS.values())
+    assert {own.architecture for own in (*FAMILIES.values(), *variants)} <= set(SERVED)
 
 
 @pytest.mark.parametrize("at", FAMILIES)
 def test_every_tensor_that_the_package_knows_of_an_architecture_has_a_name(at: str) -> None:
     """But for those of layers that draft, and what only other sizes of the architecture have."""
     others = {"deepseek2": {"attn_k", "attn_v"}, "hunyuan-moe": {"rope_freqs"}}
-    number = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[at]
+    number = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[NAMED_AS.get(at, at)]
     known = {gguf.TENSOR_NAMES[own].removeprefix("blk.{bid}.")
              for own in gguf.MODEL_TENSORS[number]
              if gguf.TENSOR_NAMES[own].startswith("blk.{bid}.")}
-    own, more = FAMILIES[at], MIXTURES.get(at)
-    served = {name.removesuffix(".weight").removesuffix(".bias") for each in (own, more or own)
-              for name in (*each.layer, *each.experts)}
+    own, more = FAMILIES[at], VARIANTS.get(at, (None, FAMILIES[at]))[1]
+    served = {name.removesuffix(".weight").removesuffix(".bias") for each in (own, more)
+              for name in (*each.layer, *each.experts, *each.by_head)}
     left = {name for name in known - served - others.get(at, set())
             if not name.startswith("nextn") and name != "attn_rot_embd"}
     # What a class without experts has, and one with them.
@@ -120,6 +121,36 @@ def test_layers_that_draft_are_left_out(tmp_path: Path) -> None:
     load(resolve(str(path)))
 
 
+def test_nemotron_drafts_by_two_blocks(tmp_path: Path) -> None:
+    """Which the file has in one: attention, and experts."""
+    own = {"nextn.eh_proj": (64, 128), "nextn.enorm": (64,), "nextn.hnorm": (64,),
+           "nextn.shared_head_norm": (64,), "attn_norm": (64,), "post_attention_norm": (64,),
+           "attn_q": (64, 64), "attn_output": (64, 64), "ffn_gate_inp": (4, 64),
+           "ffn_up_exps": (4, 32, 64), "ffn_down_shexp": (64, 32)}
+
+    def more(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0].pop("nemotron_h_moe.block_count")
+        writer.add_block_count(4)
+        writer.add_nextn_predict_layers(1)
+        for name, shape in own.items():
+            writer.add_tensor(f"blk.3.{name}.weight", np.zeros(shape, np.float32))
+
+    path = tmp_path / "m.gguf"
+    write_model(path, "NemotronHForCausalLM", "F32", more=more, n_routed_experts=4,
+                layers_block_type=["mamba", "moe", "attention"], mamba_num_heads=8,
+                mamba_head_dim=16, n_groups=2, num_experts_per_tok=2, n_group=1, topk_group=1,
+                moe_intermediate_size=32, moe_shared_expert_intermediate_size=32)
+    assert gguf_config(read_gguf(path))["num_nextn_predict_layers"] == 1
+    first, second = (f"mtp.layers.{i}." for i in (0, 1))
+    assert {part.name.removesuffix(".weight") for part in checkpoint_tensors(read_gguf(path))
+            if part.name.startswith("mtp.")} == {
+        f"{first}eh_proj", f"{first}enorm", f"{first}hnorm", f"{first}norm",
+        f"{first}mixer.q_proj", f"{first}mixer.o_proj", f"{second}norm",
+        f"{second}final_layernorm", f"{second}mixer.gate",
+        *(f"{second}mixer.experts.{i}.up_proj" for i in range(4)),
+        f"{second}mixer.shared_experts.down_proj"}
+
+
 def test_phi3s_factors_are_tensors(tmp_path: Path) -> None:
     path, short, long = tmp_path / "m.gguf", [1.0, 1.25], [2.0, 2.5]
     write_model(path, "Phi3ForCausalLM", "F32", num_hidden_layers=1, more=lambda writer: (
@@ -157,6 +188,56 @@ def test_experts_gates_and_ups_in_one_tensor(tmp_path: Path) -> None:
     names = [{part.name: part.shape for part in checkpoint_tensors(read_gguf(path))}
              for path in (apart, joined)]
     assert names[0] == names[1]
+
+
+@pytest.mark.parametrize("shape", [(64,), (1, 64)])
+def test_the_gate_of_a_shared_expert_is_a_row_however_it_is_stored(shape: tuple[int, ...],
+                                                                  tmp_path: Path) -> None:
+    """llama.cpp's converters have written it both ways."""
+    stored = GgufTensor("blk.0.ffn_gate_inp_shexp.weight", TYPES[0], shape, tmp_path, 0, 256)
+    assert GgufPart("model.layers.0.mlp.shared_expert_gate.weight", stored,
+                    change="row").shape == (1, 64)
+
+
+def test_llama4_without_chunks(tmp_path: Path) -> None:
+    """Where the window is 0: all layers rotate, and attend to everything."""
+    path = tmp_path / "m.gguf"
+    options = {"intermediate_size_mlp": 64, "interleave_moe_layer_step": 1, "num_local_experts": 4}
+    write_model(path, "Llama4ForCausalLM", "F32", **options, **SIZES,
+                more=lambda writer: writer.add_sliding_window(0))
+    found = gguf_config(read_gguf(path))
+    assert found["attention_chunk_size"] is None and found["no_rope_layers"] == [1]
+    assert found["attn_temperature_tuning"] is False and found["use_qk_norm"] is True
+
+
+def test_a_model_of_baichuan_with_alibi(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_model(path, "LlamaForCausalLM", "F32", at="baichuan", num_hidden_layers=40)
+    with pytest.raises(BadModel, match="baichuan.block_count: the model of 40 layers has ALiBi"):
+        gguf_config(read_gguf(path))
+
+
+def test_experts_of_jamba_in_layers_that_keep_no_period(tmp_path: Path) -> None:
+    """Its config can only say every how many layers attend."""
+    def more(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0].pop("jamba.attention.head_count_kv")
+        writer.add_head_count_kv([2, 2, 0, 2])
+
+    path = tmp_path / "m.gguf"
+    write_model(path, "JambaForCausalLM", "F32", more=more, num_hidden_layers=4, num_experts=1,
+                attn_layer_period=2, attn_layer_offset=1)
+    with pytest.raises(BadModel, match="jamba.attention.head_count_kv: layers .0, 1, 3. are not"):
+        gguf_config(read_gguf(path))
+
+
+@pytest.mark.parametrize("number", [0.25, 1.0])
+def test_activations_of_apertus_that_are_not_the_class_s(number: float, tmp_path: Path) -> None:
+    def more(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0].pop("xielu.beta")
+        writer.add_array("xielu.beta", [number])
+
+    assert "xielu.beta: must be 0.5 in each layer" in changed(
+        tmp_path / "m.gguf", "ApertusForCausalLM", more)
 
 
 def test_every_architecture_of_the_helper_is_served() -> None:

@@ -314,7 +314,10 @@ def test_gemmas_end_of_turn_of_another_type(kind: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("fields", "why"), [
-    ({"model": "bert"}, "'bert' is not served"),
+    *(({"model": own}, f"'{own}' is not served; served are gpt2, llama, gemma4") for own in (
+        "bert", "t5", "rwkv", "plamo2", "hybriddna", "whitespace")),
+    ({"model": "gpt2", "add_tokenizer_pre": "whitespace", "add_token_merges": ["a b"]},
+     "'whitespace' is not served"),
     ({"model": "gpt2", "add_tokenizer_pre": "nobody", "add_token_merges": ["a b"]}, "'nobody'"),
     ({"model": "gpt2", "add_tokenizer_pre": "gpt-2"}, "tokenizer.ggml.merges"),
     ({"model": "llama"}, "tokenizer.ggml.scores"),
@@ -327,6 +330,20 @@ def test_what_is_not_served_is_named(fields: dict[str, Any], why: str, tmp_path:
     write(path, ["a", "b", "ab", "c"], [1] * 4, **fields)
     with pytest.raises(BadModel, match=why):
         resolve(str(path))
+
+
+def test_a_cut_that_is_not_named_is_warned_of(tmp_path: Path,
+                                              caplog: pytest.LogCaptureFixture) -> None:
+    """Texts are cut as llama.cpp's default has it."""
+    write(tmp_path / "m.gguf", ["a", "b", "ab", "c"], [1] * 4, model="gpt2",
+          add_token_merges=["a b"])
+    resolve(str(tmp_path / "m.gguf"))
+    assert "no tokenizer.ggml.pre: texts are cut as llama.cpp's default" in caplog.text
+    caplog.clear()
+    write(tmp_path / "n.gguf", ["a", "b", "ab", "c"], [1] * 4, model="gpt2",
+          add_tokenizer_pre="gpt-2", add_token_merges=["a b"])
+    resolve(str(tmp_path / "n.gguf"))
+    assert "tokenizer.ggml.pre" not in caplog.text
 
 
 def test_tokens_with_one_text_and_without_types(tmp_path: Path) -> None:

@@ -226,6 +226,7 @@ def test_missing_numbers_are_named() -> None:
     ({"architectures": ["Gemma3TextModel"], "model_type": "gemma3_text"}, "Gemma3ForCausalLM"),
     ({"architectures": ["LlamaModel"]}, "LlamaModel"),
     ({"architectures": ["GPT2Model"], "model_type": "gpt2"}, "GPT2LMHeadModel"),
+    ({"architectures": ["MPTForCausalLM"], "model_type": "mpt"}, "MptForCausalLM"),
     ({"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"},
      "LlamaForSequenceClassification"),
     ({"architectures": ["BertModel"], "model_type": "llama"}, "BertModel"),
@@ -247,8 +248,10 @@ def test_classes_and_their_longest_sequences_are_those_of_transformers() -> None
         assert own.name in ("InternLM3ForCausalLM" if kind == "internlm3" else runs,
                             MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(kind))
         text = CONFIG_MAPPING[kind]().get_text_config()
-        # A model of recurrent layers alone has no longest sequence there.
-        assert own.positions == getattr(text, "max_position_embeddings", 32_768), kind
+        # A model of recurrent layers alone has no longest sequence there, nor has BLOOM, which was
+        # trained on 2,048 tokens.
+        most = getattr(text, "max_seq_len", 2048 if kind == "bloom" else 32_768)
+        assert own.positions == getattr(text, "max_position_embeddings", most), kind
 
 
 def test_defaults_of_gemma_3s_text_config_are_filled_in() -> None:

@@ -196,7 +196,8 @@ def test_steps_by_how_the_worker_ran_them() -> None:
     assert value(made, "actorium:graph_capture_seconds") == 1.5
 
 
-def test_http_requests_of_all_gateways_together() -> None:
+def test_http_requests_of_each_gateway() -> None:
+    """Not their sum: when one of them dies, that would fall, and count as begun at 0 again."""
     seen = Histogram(beat_gauges.HTTP_REQUESTS)
     seen.add(0.02)
     made = facts()
@@ -204,11 +205,39 @@ def test_http_requests_of_all_gateways_together() -> None:
         made.actors[f"gateway-{i}"] = starting(f"gateway-{i}", 30 + i, 1, 100.0)
         made.actors[f"gateway-{i}"].gauges = {"http|POST|/v1/completions|2xx": 3.0 + i,
                                              "http|GET|/metrics|4xx": 1.0, **seen.gauges()}
-    assert value(made, "http_requests_total", method="POST", handler="/v1/completions",
-                 status="2xx") == 7
-    assert value(made, "http_requests_total", method="GET", handler="/metrics", status="4xx") == 2
-    assert value(made, "http_request_duration_highr_seconds_bucket", le="0.025") == 2
-    assert value(made, "http_request_duration_highr_seconds_count") == 2
+    for i in range(2):
+        role = f"gateway-{i}"
+        assert value(made, "http_requests_total", method="POST", handler="/v1/completions",
+                     status="2xx", role=role) == 3 + i
+        assert value(made, "http_requests_total", method="GET", handler="/metrics", status="4xx",
+                     role=role) == 1
+        assert value(made, "http_request_duration_highr_seconds_bucket", le="0.025", role=role) == 1
+        assert value(made, "http_request_duration_highr_seconds_count", role=role) == 1
+
+
+@pytest.mark.parametrize("known", ["predecessor", "nothing"])
+def test_no_counter_falls_while_an_actor_is_started_again(known: str) -> None:
+    """Until its first heartbeat the scheduler has its predecessor's counters. A watchdog that is
+    new itself reports none: 0 would be a counter that has begun anew."""
+    made = facts({"started_sequences": 5.0, "finished_stop": 3.0, "open_sequences": 2.0,
+                  "tokens": 70.0, "first_token|3": 4.0, "first_token|sum": 0.2})
+    before = values(made)
+    fresh = starting("scheduler", 99, 2, 102.0)
+    if known == "predecessor":
+        fresh.before = made.actors["scheduler"].known_gauges
+    made.actors["scheduler"] = fresh
+    after = values(made)
+    if known == "predecessor":
+        for each in before:
+            if each[0].endswith(("_total", "_bucket", "_count", "_sum")):
+                assert after[each] == before[each]
+        assert after["actorium:open_sequences", frozenset()] == 2
+    else:
+        names = {name for name, _ in after}
+        assert not names & {"vllm:generation_tokens_total", "actorium:started_sequences_total",
+                            "vllm:request_success_total", "actorium:rejected_requests_total",
+                            "vllm:time_to_first_token_seconds_count"}
+        assert after["vllm:num_requests_running", frozenset()] == 0
 
 
 def test_metrics_without_a_vllm_name() -> None:

@@ -108,6 +108,13 @@ def test_a_scheduler_that_was_started_again_counts_from_nothing() -> None:
     assert line is not None and "Avg generation throughput: 2.0 tokens/s" in line.text
 
 
+def test_what_the_ledger_has_goes_on_with_the_next_scheduler() -> None:
+    made = StatsLogger(10.0)
+    made.tick(actors(100.0, steps=500.0, tokens=9000.0), 100.0)
+    line = made.tick(actors(110.0, epoch=2, steps=3.0, tokens=9050.0), 110.0)
+    assert line is not None and "Avg generation throughput: 5.0 tokens/s" in line.text
+
+
 def test_none_at_all() -> None:
     made = StatsLogger(0.0)
     assert made.tick(actors(100.0, steps=3.0), 100.0) is None and made.next_timer() is None

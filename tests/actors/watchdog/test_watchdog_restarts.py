@@ -182,3 +182,16 @@ def test_a_draining_watchdog_restarts_no_actor() -> None:
     core.on_message(Exited("a", 10, 1, 0), 2.0)
     core.drain(2.0)
     assert orders(core, 60.0) == [] and core.next_timer() is None
+
+
+def test_the_last_gauges_of_an_actor_are_known_until_its_successor_sends_some() -> None:
+    core = up()
+    assert core.actors["a"].known_gauges == {"g": 1.0}
+    core.on_message(Exited("a", 10, 1, -9), 2.0)
+    assert core.actors["a"].known_gauges == {"g": 1.0}
+    for epoch in (2, 3):  # the first successor dies before it has said anything
+        core.on_message(Children([Child("a", 20 + epoch, epoch)], True), 2.0 + epoch)
+        assert core.actors["a"].gauges == {} and core.actors["a"].known_gauges == {"g": 1.0}
+    core.on_message(msgspec.structs.replace(beat("a", epoch=3, pid=23), gauges={"g": 2.0}), 6.0)
+    assert core.actors["a"].known_gauges == {"g": 2.0}
+    assert make().actors == {}, "a watchdog that is new knows of none"

@@ -39,10 +39,12 @@ class Drawn:
     cap: float
     scales: Tensor | None
     sinks: Tensor | None
+    slopes: Tensor | None
     bound: float
 
     def check(self, got: Tensor) -> None:
-        assert error(got, self.case.wanted(self.cap, self.scales, self.sinks)) < self.bound
+        want = self.case.wanted(self.cap, self.scales, self.sinks, self.slopes)
+        assert error(got, want) < self.bound
 
 
 def backend_for(name: str, part: str, needs: AttentionNeeds) -> AttentionBackend:
@@ -77,9 +79,11 @@ def draw_case(data: st.DataObject, name: str, part: str, window: int, cap: bool,
     scales = (2.0 ** torch.linspace(-2.3, 1.1, 2 * kv_heads).flip(0) if scaled else case.scales)
     sinks = (torch.linspace(-8, 8, heads) if can.sinks and data.draw(st.booleans(), "sinks")
              else None)
+    slopes = (2.0 ** -torch.linspace(0.5, 8, heads) if can.alibi and not capped
+              and data.draw(st.booleans(), "slopes") else None)
     needs = AttentionNeeds("cpu", dtype, cache, dim, size, window > 0, soft_cap=capped > 0,
-                           sinks=sinks is not None)
-    return Drawn(case, backend_for(name, part, needs), capped, scales, sinks,
+                           sinks=sinks is not None, alibi=slopes is not None)
+    return Drawn(case, backend_for(name, part, needs), capped, scales, sinks, slopes,
                  SAGE_BOUND if name == "sage" else BOUNDS[dtype] * (2 if scaled else 1))
 
 
@@ -96,7 +100,8 @@ def test_prompts(name: str) -> None:
             spans = [(0, spans[0][1])] * len(spans)
         own = draw_case(data, name, EXTEND, data.draw(WINDOWS), data.draw(st.booleans()), spans)
         case = own.case
-        attend = own.backend.extend(case.rows, case.page_size, case.window, case.scale, own.cap)
+        attend = own.backend.extend(case.rows, case.page_size, case.window, case.scale, own.cap,
+                                    own.slopes)
         own.check(attend(case.q, case.layer, case.poisoned(), own.scales, own.sinks))
 
     check()
@@ -114,7 +119,7 @@ def test_decodes_and_windows_of_drafts(name: str) -> None:
         span = int(lens.max()) + data.draw(st.sampled_from([0, 3]))
         tables = torch.nn.functional.pad(tables, (0, 3), value=case.stranger)
         attend = own.backend.decode(tables, lens, span, q_len, case.page_size, case.window,
-                                    case.scale, own.cap)
+                                    case.scale, own.cap, own.slopes)
         own.check(attend(case.q, case.layer, case.poisoned(), own.scales, own.sinks))
 
     check()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,7 @@ import torch
 from helpers_configs import GROUPED, HERE, INDEXER, LATENT, SMALL
 from helpers_models import Seq, Stepper, load, tiny_config, tiny_model, why_refused
 
-from actorium.actors.errors import BadConfig
-from actorium.actors.models.model_dir import max_model_len
-from actorium.gpu.families.architectures import shape_from_config
+from actorium.gpu.families.architectures import model_tensors, shape_from_config
 from actorium.gpu.families.layer_shapes import QueryScaling, RopeShape
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.models.rotary import rope_tables
@@ -115,23 +112,49 @@ def test_windows_of_dots1_begin_with_a_layer() -> None:
 
 # --- indexers ------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("name", ["DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"])
-def test_sequences_are_as_long_as_an_indexer_leaves_nothing_out(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    fields = {**SMALL, **LATENT, **INDEXER, "architectures": [name], "dtype": "float32"}
-    served = shape_from_config({**fields, "index_topk": 64}, HERE)
-    assert served.max_model_len == max_model_len({**fields, "index_topk": 64}) == 64
-    assert shape(name, **LATENT).max_model_len == 512 and shape(
-        name, **LATENT, max_position_embeddings=9999).max_model_len == 2048
-    why = "65 exceeds the model's own limit of 64 tokens: index_topk, 64; beyond it .* not served"
-    with pytest.raises(BadConfig, match=why):
-        shape_from_config({**fields, "index_topk": 64}, HERE, max_model_len=65)
-    assert "index_topk" in why_refused(tmp_path, {**fields, "index_topk": "many"})
-    (tmp_path / "config.json").write_text(json.dumps(fields))
-    with caplog.at_level(logging.WARNING, "actorium.model"):
-        load(tmp_path, load_format="dummy")
-    assert "up to index_topk, 300 tokens" in caplog.text
+INDEXED = ("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM")
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_an_indexer_is_read_where_it_leaves_something_out(name: str) -> None:
+    fields = {**SMALL, **LATENT, **INDEXER, "architectures": [name], "index_topk": 64}
+    for longest, indexed in ((None, True), (65, True), (64, False), (9, False)):
+        served = shape_from_config(fields, HERE, max_model_len=longest)
+        assert (served.index is not None) == indexed
+        assert any("indexer" in own.name for own in model_tensors(served)) == indexed
+        assert served.max_model_len == (longest or 512)
+
+
+@pytest.mark.parametrize(("fields", "shared"), [
+    ({}, ()), ({"index_topk_freq": 0}, ()), ({"index_topk_freq": 2}, (2,)),
+    ({"index_topk_freq": 3, "index_skip_topk_offset": 1}, (1, 2)),
+    ({"index_topk_freq": 2, "index_topk_pattern": "FSSF"}, (1, 2)),
+    ({"index_topk_pattern": "FSSF", "indexer_types": ["full", "full", "shared", "full"]}, (2,))])
+def test_layers_of_glm_5_share_what_one_has_chosen(fields: dict[str, Any],
+                                                   shared: tuple[int, ...]) -> None:
+    import transformers
+
+    theirs = transformers.GlmMoeDsaConfig(num_hidden_layers=4, **fields).indexer_types
+    assert tuple(i for i, kind in enumerate(theirs) if kind == "shared") == shared
+    own = shape(INDEXED[1], **LATENT, **INDEXER, num_hidden_layers=4, **fields)
+    assert own.index is not None and own.index.shared == shared
+    assert len([own for own in model_tensors(own) if own.name.endswith("indexer.wk.weight")]) \
+        == 4 - len(shared)
+
+
+@pytest.mark.parametrize(("fields", "named"), [
+    ({"index_topk": "many"}, "index_topk"), ({"index_n_heads": 0}, "index_n_heads"),
+    ({"index_head_dim": 6}, "index_head_dim"), ({"q_lora_rank": None}, "q_lora_rank"),
+    ({"indexer_types": ["full"]}, "indexer_types"),
+    ({"indexer_types": ["shared", "full", "full"]}, "indexer_types"),
+    ({"index_topk_pattern": "FSX"}, "index_topk_pattern"),
+    ({"index_topk_freq": 2, "index_skip_topk_offset": 0}, "index_topk_freq"),
+    ({"index_topk_freq": -1}, "index_topk_freq")])
+def test_a_wrong_indexer_is_named(fields: dict[str, Any], named: str, tmp_path: Path) -> None:
+    name = {"architectures": [INDEXED[1]]}
+    why = why_refused(tmp_path, {**SMALL, **LATENT, **INDEXER, "num_hidden_layers": 3, **name,
+                                 **fields})
+    assert f"config.json: {named}: " in why
 
 
 # --- other spellings -----------------------------------------------------------------------------

@@ -47,6 +47,8 @@ AS_STORED = {"awq": {"quantization_config": Kind("awq").config},
              "modelopt": {"quantization_config": modelopt_config()},
              "compressed-tensors": {"quantization_config": Kind("int-quantized", 8, -1,
                                                                True).config},
+             **{name: {"quantization_config": Kind(name).config}
+                for name in ("torchao", "hqq", "auto-round")},
              "gguf": {"gguf": {"file": "a.gguf", "default": "Q4_1", "modules": {}}}, "plain": {}}
 
 
@@ -80,6 +82,12 @@ def test_gptq() -> None:
     assert not read({**found, "static_groups": True}).of(Q).ordered
     some = read({**found, "modules_in_block_to_quantize": [["self_attn.q_proj"], ["mlp.up_proj"]]})
     assert some.of(Q) is not None and some.of(GATE) is None and some.of(HEAD) is None
+    rules = read({**found, "lm_head": True, "dynamic": {
+        "-:.*self_attn.*": {}, "+:.*mlp\\.gate.*": {"bits": 4, "group_size": 32},
+        "lm_head": {"sym": False, "desc_act": False}}})
+    assert rules.of(Q) is None and rules.of(GATE) == StoredWeight("gptq", 4, 32, True, True)
+    assert rules.of(HEAD) == StoredWeight("gptq", 8, 256, False)
+    assert rules.of("model.layers.1.mlp.up_proj") == StoredWeight("gptq", 8, 256, True, True)
     v2 = read(Kind("gptq_v2", group=-1).config)
     assert v2.of(Q) == StoredWeight("gptq_v2", 4, 0, False)
 
@@ -121,6 +129,110 @@ def test_what_bitsandbytes_does_not_serve(change: dict[str, Any], field: str) ->
         read(bnb_config(**change))
 
 
+def torchao(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"quant_method": "torchao", "quant_type": {"default": {"_type": kind, "_version": 2,
+                                                                  "_data": fields}}}
+
+
+def grain(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"_type": kind, "_data": fields}
+
+
+def test_torchao() -> None:
+    whole = "Int8WeightOnlyConfig"
+    for found, group in ((None, 0), (grain("PerRow", dim=-1), 0), (grain("PerTensor"), 0),
+                         ([grain("PerRow"), grain("PerGroup", group_size=64)], 64)):
+        own = read(torchao(whole, granularity=found))
+        assert own.of(Q) == StoredWeight("int-quantized", 8, group, True) and own.of(HEAD) is None
+    few = read({**torchao("Int8DynamicActivationIntxWeightConfig", weight_dtype={"_data": "int8"},
+                          weight_granularity=grain("PerGroup", group_size=32)),
+                "modules_to_not_convert": ["model.layers.12.mlp"],
+                "include_input_output_embeddings": True})
+    assert few.of(Q) == few.of(HEAD) == StoredWeight("int-quantized", 8, 32, True)
+    assert few.of(GATE) is None
+    two = Kind("torchao", 2).config["quant_type"]["default"]
+    own = read(torchao("FqnToConfig", fqn_to_config={
+        Q: None, "re:.*mlp\\..*": two, "_default": torchao(whole)["quant_type"]["default"]}))
+    assert own.of(Q) is None and own.of(GATE) == StoredWeight("int-quantized", 2, 32, False)
+    assert own.of(GATE).held == WeightFormat(4, 32, True)
+    assert own.of("model.layers.3.self_attn.o_proj").bits == 8
+    floats = torchao("Float8DynamicActivationFloat8WeightConfig", granularity=[
+        grain("PerBlock", block_size=[1, 128]), grain("PerBlock", block_size=[128, 128])])
+    assert stored_weights({"quantization_config": floats}, WHERE) is None
+    shape = fp8_shape({"quantization_config": floats}, WHERE)
+    assert shape is not None and shape.block == 128 and not shape.covers(HEAD)
+
+
+def test_hqq() -> None:
+    own = read(Kind("hqq", 8, -1).config)
+    assert own.of(Q) == StoredWeight("hqq", 8, 0, False) and own.of(HEAD) is None
+    params = {"weight_quant_params": {"nbits": 3, "axis": 0, "group_size": 64}}
+    own = read({"quant_method": "hqq", "quant_config": {"self_attn.q_proj": params,
+                                                        "mlp.up_proj": None}})
+    assert own.of(GATE) is None and own.of("model.layers.1.mlp.up_proj") is None
+    assert own.of(Q) == StoredWeight("hqq", 3, 64, False, across=True)
+    assert own.of(Q).held_of(256) is None  # dequantised, as are groups of 24
+    assert StoredWeight("hqq", 3, 24, False).held_of(96) is None
+
+
+def test_auto_round() -> None:
+    base = {**Kind("auto-round").config, "block_name_to_quantize": "model.layers.1"}
+    own = read({**base, "extra_config": {
+        Q: {"bits": 8, "group_size": -1, "sym": True}, ".*gate_proj.*": {"bits": 16},
+        "lm_head": {"bits": 4}}})
+    assert own.of(Q) == StoredWeight("gptq", 8, 0, True) and own.of(GATE) is None
+    assert own.of(HEAD) == own.of("model.layers.15.mlp.up_proj") == StoredWeight("gptq", 4, 32,
+                                                                                False)
+    assert own.of("model.layers.2.mlp.up_proj") is None and read(base).of(HEAD) is None
+    for packing, layout in (("auto_round:auto_awq", "awq"), ("auto_round", "gptq_v2")):
+        assert read({**base, "packing_format": packing}).of(Q).layout == layout
+
+
+@pytest.mark.parametrize(("found", "words"), [
+    ({"quant_method": "torchao", "quant_type": "int4_weight_only"},
+     "quant_type: must be an object"),
+    (torchao("Int4WeightOnlyConfig", group_size=128), "'Int4WeightOnlyConfig' is not served"),
+    (torchao("Int8StaticActivationInt8WeightConfig"), "is not served, of torchao's types are Int8"),
+    (torchao("FqnToConfig", fqn_to_config={"_default": grain("Float8WeightOnlyConfig")}),
+     "fqn_to_config._default: 'Float8WeightOnlyConfig' is not served"),
+    (torchao("IntxWeightOnlyConfig", weight_dtype=grain("dtype", _data="uint4"),
+             intx_packing_format={"_data": "OPAQUE_ATEN_AUTO"}), "intx_packing_format: must be"),
+    (torchao("Int8WeightOnlyConfig", granularity=grain("PerAxis", axis=1)), "granularity: must be"),
+    (torchao("Int8WeightOnlyConfig", granularity=grain("PerGroup", group_size=24)),
+     "granularity.group_size: must be"),
+    ({"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 1.58, "axis": 1}}},
+     "nbits: must be 1 or 2"),
+    ({"quant_method": "hqq", "quant_config": {
+        "weight_quant_params": {"nbits": 4, "axis": 1}, "zero_quant_params": {"nbits": 8}}},
+     "zero_quant_params: must be null"),
+    ({**Kind("auto-round").config, "packing_format": "auto_round:nv_fp"},
+     "packing_format: must be"),
+    ({**Kind("auto-round").config, "act_bits": 8}, "act_bits: must be 16, got 8"),
+    ({**Kind("auto-round").config, "data_type": "mx_fp"}, "data_type: must be int"),
+    ({**Kind("auto-round").config, "bits": 3}, "bits: must be 4 or 8, got 3"),
+    ({**Kind("auto-round").config, "extra_config": {Q: {"bits": 2}}}, f"{Q}.bits: must be 4 or 8"),
+    ({**Kind("auto-round").config, "rotation_config": {"a": 1}}, "rotation_config: is not"),
+    ({**Kind("auto-round").config, "packing_format": "auto_round:auto_awq", "bits": 8},
+     "bits: must be 4, got 8"),
+])
+def test_what_quantisers_do_not_serve(found: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadModel) as caught:
+        read(found)
+    assert words in str(caught.value) and "config.json: quantization_config." in str(caught.value)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(("fields", "words"), [
+    ({"weight_dtype": {"_data": "float8_e5m2"}}, "weight_dtype: must be float8_e4m3fn"),
+    ({"granularity": grain("PerGroup", group_size=32)}, "granularity: must be PerRow, PerTensor"),
+    ({"granularity": grain("PerBlock", block_size=[64, 64])}, "granularity: must be PerRow"),
+])
+def test_what_torchao_does_not_serve_in_fp8(fields: dict[str, Any], words: str) -> None:
+    found = {"quantization_config": torchao("Float8WeightOnlyConfig", **fields)}
+    with pytest.raises(BadModel, match=words):
+        fp8_shape(found, WHERE)
+
+
 def test_numbers_in_e2m1() -> None:
     nv = read(float_config("nvfp4-pack-quantized"))
     assert nv.of(Q) == StoredWeight("nvfp4-pack-quantized", 4, 16, True) and nv.of(HEAD) is None
@@ -149,7 +261,7 @@ def test_what_is_not_served_in_floats(found: dict[str, Any], field: str) -> None
 
 @pytest.mark.parametrize("method", [
     "torchao", "hqq", "mxfp4", "fbgemm_fp8", "eetq", "quanto", "aqlm", "vptq", "higgs", "spqr",
-    "auto-round", "quark", "bitnet", "fp_quant", "sinq", "metal", "inc", "squeezellm", "marlin",
+    "quark", "bitnet", "fp_quant", "sinq", "metal", "inc", "squeezellm", "marlin",
     "modelopt_mxfp8", "quip", "", None, 5, ["fp8"], {}])
 @pytest.mark.parametrize("impl", ["auto", "transformers"])
 def test_methods_that_are_not_served(method: Any, impl: str) -> None:
@@ -218,7 +330,9 @@ def weights(**fields: Any) -> dict[str, Any]:
     ({**GPTQ, "group_size": None}, "group_size: must be"), ({**GPTQ, "sym": "no"}, "sym: must be"),
     ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format: must be gptq or gptq_v2"),
     ({**GPTQ, "is_marlin_format": True}, "checkpoint_format: must be gptq or gptq_v2"),
-    ({**GPTQ, "dynamic": {"-:.*mlp": {}}}, "dynamic: rules for single modules are not supported"),
+    ({**GPTQ, "dynamic": {".*mlp": 3}}, "dynamic: must be an object of at most 64 objects"),
+    ({**GPTQ, "dynamic": {".*mlp": {"bits": 3}}}, "dynamic..*mlp.bits: must be 4 or 8, got 3"),
+    ({**GPTQ, "dynamic": {"-:(?!mlp)": {}}}, "dynamic: patterns may have"),
     ({**GPTQ, "pack_dtype": "int64"}, "pack_dtype: must be int32"),
     ({**GPTQ, "modules_in_block_to_quantize": 3}, "modules_in_block_to_quantize: must list names"),
     ({**AWQ, "bits": 8}, "bits: must be 4"), ({**AWQ, "version": "gemv"}, "version: only gemm"),
@@ -272,7 +386,8 @@ def everywhere(found: Any, change: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("kind", [Kind("awq"), Kind("gptq", ordered=True), Kind("pack-quantized"),
-                                  Kind("int-quantized", 8, -1)])
+                                  Kind("int-quantized", 8, -1), Kind("torchao"), Kind("hqq"),
+                                  Kind("auto-round")])
 def test_whatever_a_config_says(kind: Kind) -> None:
     """It is read, or refused in one line."""
     specs = [TensorSpec(f"{Q}.weight", (8, 64), "", Projection("q")), TensorSpec(f"{HEAD}.weight",

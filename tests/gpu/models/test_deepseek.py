@@ -213,7 +213,7 @@ def test_fields_missing_in_a_config_have_defaults(tmp_path: Path) -> None:
     ({"first_k_dense_replace": -1}, "first_k_dense_replace: must be a number of layers"),
     ({"hidden_act": "gelu"}, "hidden_act: only silu"),
     ({"rope_scaling": 3}, "rope_scaling: must be an object"),
-    ({"quantization_config": {"quant_method": "hqq"}}, "quant_method: must be fp8"),
+    ({"quantization_config": {"quant_method": "quanto"}}, "quant_method: must be fp8"),
 ])
 def test_unsupported_fields_are_named(tmp_path: Path, change: dict[str, Any],
                                       message: str) -> None:

@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig, SpeculationConfig
 from actorium.actors.errors import BadModel
+from actorium.actors.models.model_files import INDEX
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.families.architectures import model_tensors, read_shape, shape_from_config
 from actorium.gpu.families.fp8_config import Fp8Shape, fp8_shape
@@ -31,7 +32,7 @@ from actorium.gpu.models.decoder import Decoder
 from actorium.gpu.models.mlp import mixture_fused
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.plan.weight_bytes import weight_bytes
-from actorium.gpu.weights.loader import INDEX, Fp8, read_tensors
+from actorium.gpu.weights.loader import Fp8, read_tensors
 from actorium.kernels.backends import triton_fault
 from actorium.kernels.scaled_linear import ScaledLinear, dequantise_rows, is_packed
 from actorium.tools.cli import main
@@ -292,7 +293,7 @@ def test_scales_that_are_missing_or_wrong(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("found", "word"), [
-    ({"quant_method": "hqq"}, "quant_method"), ({"bits": 4}, "quant_method"), ("fp8", "object"),
+    ({"quant_method": "quanto"}, "quant_method"), ({"bits": 4}, "quant_method"), ("fp8", "object"),
     ({"quant_method": "fp8", "weight_block_size": [64, 128]}, "weight_block_size"),
     ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt"),
     ({"quant_method": "fp8", "ignored_layers": [3]}, "ignored_layers")])

@@ -106,7 +106,7 @@ def test_chunks_longer_than_all_sequences_are_none() -> None:
     for fields in ({"attention_chunk_size": 512}, {"attention_chunk_size": None}):
         whole = shape(**fields)
         assert not whole.chunked and whole.windows == (0,) * 4
-    assert replace(shape(), max_model_len=32).without_chunks().windows == (0,) * 4
+    assert replace(shape(), max_model_len=32).simplified().windows == (0,) * 4
 
 
 def test_published_spellings() -> None:

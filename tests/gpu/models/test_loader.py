@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 
 from actorium.actors.config.tree import Config, ModelConfig
 from actorium.actors.errors import BadConfig, BadModel
+from actorium.actors.models.model_files import INDEX, SINGLE
 from actorium.gpu.families.architectures import read_shape
 from actorium.gpu.families.tensor_specs import TensorSpec
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.step.pools import KVPagePool, page_bytes
-from actorium.gpu.weights.loader import INDEX, SINGLE
 from actorium.gpu.weights.random_weights import random_tensors
-from actorium.gpu.weights.safetensors_reader import DeviceReader, mapped
+from actorium.gpu.weights.safetensors_reader import DeviceReader, by_file, mapped
 
 
 @pytest.fixture
@@ -287,11 +287,11 @@ def test_carried_models_have_equal_outputs_and_reports(
 
     def carried(files: list[Path], device: torch.device, wanted: Any) -> Any:
         with DeviceReader(device, 2, 4096) as reader:
-            yield from loader.by_file(reader.read(files, wanted))
+            yield from by_file(reader.read(files, wanted))
 
     write_checkpoint(tmp_path, max_shard_size="60KB")
     want = logits(load(tmp_path))
-    monkeypatch.setattr(loader, "_read", carried)
+    monkeypatch.setattr(loader, "read_files", carried)
     assert same_logits(logits(load(tmp_path)), want)
     last = sorted(tmp_path.glob("*.safetensors"))[-1]
     whole = last.read_bytes()
@@ -302,7 +302,6 @@ def test_carried_models_have_equal_outputs_and_reports(
 def test_few_bytes_are_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However large a file is: a batch in the reader's hands and one on its way, a larger tensor
     alone; and a file of which nothing is wanted is told of as well."""
-    from actorium.gpu.weights import loader
     from actorium.gpu.weights import safetensors_reader as reading
 
     monkeypatch.setattr(reading, "BATCH", 4000)
@@ -324,7 +323,7 @@ def test_few_bytes_are_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             assert all(torch.equal(tensor, tensors[name]) for name, tensor in own)
     assert taken == len(sent) > 8 and sum(sent) == 2 * 4 * sum(sizes)
     with DeviceReader(CPU, 2, 512) as reader:
-        read = [(file, dict(own)) for file, own in loader.by_file(
+        read = [(file, dict(own)) for file, own in by_file(
             reader.read(files, lambda file, name, *_: name != "none"))]
     assert [file for file, _ in read] == files
     assert [len(own) for _, own in read] == [len(sizes), 0, len(sizes)]

@@ -40,7 +40,7 @@ LATENT = {"kv_lora_rank": 32, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope
           "v_head_dim": 12, "num_key_value_heads": 4, "head_dim": 8}
 LLAMA4 = {"intermediate_size_mlp": 80, "interleave_moe_layer_step": 2, "num_local_experts": 5,
           "attention_chunk_size": 64, "floor_scale": 7, "no_rope_layer_interval": 3}
-INDEXER = {"index_topk": 50, "index_head_dim": 16, "index_n_heads": 2}
+INDEXER = {"index_topk": 9, "index_head_dim": 12, "index_n_heads": 16}
 MINIMAX = {"num_local_experts": 5, "num_experts_per_tok": 2}
 ERNIE = {"moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 24}
 OLMOE = {"num_experts": 5, "num_experts_per_tok": 2}
@@ -195,7 +195,11 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
       "rope_parameters": {**MINISTRAL3, "mscale": 0.7, "llama_4_scaling_beta": 0.7}}),
     ("deepseek-v3.2", "DeepseekV32ForCausalLM", {**LATENT, **GROUPED, **INDEXER}),
     ("glm-5", "GlmMoeDsaForCausalLM",
-     {**LATENT, **GROUPED, **INDEXER, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
+     {**LATENT, **GROUPED, **INDEXER, "mlp_layer_types": ["sparse", "dense", "sparse"],
+      "indexer_types": ["full", "shared", "full"]}),
+    ("glm-5-shares-last", "GlmMoeDsaForCausalLM",
+     {**LATENT, **GROUPED, **INDEXER, "index_head_dim": 8, "index_topk_freq": 3,
+      "index_skip_topk_offset": 1, "attention_bias": True, "rope_parameters": YARN}),
     ("glm4-moe-lite", "Glm4MoeLiteForCausalLM",
      {**LATENT, **GROUPED, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
     ("llama4", "Llama4ForCausalLM", LLAMA4),
@@ -267,6 +271,18 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("falcon-in-turn", "FalconForCausalLM",
      {"parallel_attn": False, "multi_query": False, "bias": True, "ffn_hidden_size": 80,
       "layer_norm_epsilon": 0.1, "activation": "relu"}),
+    ("falcon-alibi", "FalconForCausalLM", {"alibi": True, "num_attention_heads": 8}),
+    ("falcon-alibi-odd", "FalconForCausalLM",
+     {"alibi": True, "parallel_attn": False, "multi_query": False, "bias": True,
+      "num_attention_heads": 3, "hidden_size": 60}),
+    ("bloom", "BloomForCausalLM", {}),
+    ("bloom-odd", "BloomForCausalLM",
+     {"num_attention_heads": 6, "hidden_size": 60, "layer_norm_epsilon": 0.1,
+      "tie_word_embeddings": True}),
+    ("mpt", "MptForCausalLM", {}),
+    ("mpt-odd", "MptForCausalLM",
+     {"num_attention_heads": 5, "hidden_size": 60, "layer_norm_epsilon": 0.1,
+      "attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.4}, "tie_word_embeddings": True}),
     ("persimmon", "PersimmonForCausalLM", {}),
     ("persimmon-plain", "PersimmonForCausalLM",
      {"qk_layernorm": False, "hidden_act": "gelu", "layer_norm_eps": 0.1,
@@ -318,7 +334,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
           "full_attention": {"rope_type": "linear", "rope_theta": 800.0, "factor": 2.0}}}),
 ]
 RARER = ("granite-moe-not-shared", "ministral3-window-tied", "minimax-m2-odd", "dots1-no-windows",
-         "flex-olmo-bias", "glm-5")
+         "flex-olmo-bias", "glm-5-shares-last", "falcon-alibi")
 LENGTHS = (1, 33, 5, 18, 18, 7)
 
 
@@ -406,7 +422,16 @@ def test_a_checkpoint_without_head_and_prefix(tmp_path: Path, architecture: str)
     ("OlmoForCausalLM", {"clip_qkv": -1.0}, "clip_qkv"),
     ("InternLM3ForCausalLM", {"qkv_bias": True, "bias": False}, "bias"),
     ("GPTJForCausalLM", {"rotary_dim": 7}, "rotary_dim"),
-    ("FalconForCausalLM", {"alibi": True}, "alibi"),
+    ("BloomForCausalLM", {"apply_residual_connection_post_layernorm": True},
+     "apply_residual_connection_post_layernorm"),
+    ("BloomForCausalLM", {"n_head": 0}, "n_head"),
+    ("MptForCausalLM", {"attn_config": {"alibi": False}}, "attn_config.alibi"),
+    ("MptForCausalLM", {"attn_config": {"qk_ln": True}}, "attn_config.qk_ln"),
+    ("MptForCausalLM", {"attn_config": {"clip_qkv": -1}}, "attn_config.clip_qkv"),
+    ("MptForCausalLM", {"attn_config": {"alibi_bias_max": 16}}, "attn_config.alibi_bias_max"),
+    ("MptForCausalLM", {"attn_config": 3}, "attn_config"),
+    ("MptForCausalLM", {"no_bias": False}, "no_bias"),
+    ("MptForCausalLM", {"d_model": "wide"}, "d_model"),
     ("FalconForCausalLM", {"parallel_attn": False, "new_decoder_architecture": True},
      "parallel_attn"),
     ("OPTForCausalLM", {"do_layer_norm_before": False}, "do_layer_norm_before"),
@@ -489,6 +514,9 @@ def test_nan_stays_in_its_own_sequence(tmp_path: Path) -> None:
                                      {**LATENT, **GROUPED, "topk_group": 4, "n_routed_experts": 4,
                                       "architecture": "DeepseekV2ForCausalLM",
                                       "num_experts_per_tok": 4},
+                                     {**LATENT, **GROUPED, **INDEXER, "topk_group": 4,
+                                      "architecture": "DeepseekV32ForCausalLM",
+                                      "num_experts_per_tok": 8, "index_topk": 31},
                                      {"architecture": "HunYuanDenseV1ForCausalLM",
                                       "head_dim": 32},
                                      {"architecture": "Starcoder2ForCausalLM", "head_dim": 32},
@@ -499,6 +527,7 @@ def test_nan_stays_in_its_own_sequence(tmp_path: Path) -> None:
                                      {"architecture": "PhiForCausalLM", "qk_layernorm": True},
                                      {"architecture": "StableLmForCausalLM"},
                                      {"architecture": "OlmoForCausalLM", "clip_qkv": 2.0},
+                                     {"architecture": "BloomForCausalLM", "hidden_size": 128},
                                      {**GPT_OSS, "architecture": "GptOssForCausalLM",
                                       "num_experts_per_tok": 5, "head_dim": 32,
                                       "sliding_window": 9},

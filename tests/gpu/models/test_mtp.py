@@ -11,12 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
 from helpers_deepseek import DEEPSEEK, YARN, add_mtp, write_deepseek
+from helpers_gguf import own_cache, write_model
+from helpers_gguf_rows import drafting
 from helpers_hybrid import DENSE, NEXT, SPARSE, HybridDriver, hybrid_runner, write_hybrid
 from helpers_models import CPU, Seq, Stepper, generated, write_checkpoint
+from helpers_nemotron import NEMOTRON, write_nemotron
 from helpers_pairs import pairs
 from helpers_parity import ATOL, tokens
 from torch import Tensor
@@ -24,19 +28,24 @@ from torch import Tensor
 from actorium.actors.config.tree import Config, ModelConfig, SpeculationConfig
 from actorium.actors.errors import BadModel
 from actorium.actors.messages import Admit, StepPlan
+from actorium.actors.models.model_dir import resolve
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.models.decoder import Decoder
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.plan.sizes import page_table_width
 from actorium.gpu.step.batch import ForwardBatch
-from actorium.gpu.step.pools import KVPagePool, make_pools
+from actorium.gpu.step.pools import KVPagePool, make_draft_pool, make_pools
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.speculation import make_proposer
 from actorium.gpu.step.staging import HostArrays
 from actorium.gpu.step.tables import SlotTables
 from actorium.gpu.weights.dtypes import TORCH_DTYPES
 
+__all__ = ["own_cache"]
 GLM = "Glm4MoeForCausalLM"
+GLM, V32 = "Glm4MoeForCausalLM", "DeepseekV32ForCausalLM"
+LATENT = {"kv_lora_rank": 32, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
+          "v_head_dim": 12, "num_key_value_heads": 4, "head_dim": 8}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek": (DEEPSEEK, {}),
     "deepseek-yarn": (DEEPSEEK, {"rope_parameters": YARN, "rope_interleave": False,
@@ -44,9 +53,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4-moe": (GLM, {
         "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
         "moe_intermediate_size": 24, "use_qk_norm": True, "num_nextn_predict_layers": 1}),
+    "deepseek-v3.2": (V32, {
+        **LATENT, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
+        "moe_intermediate_size": 24, "num_nextn_predict_layers": 1,
+        "mtp_layer_types": ["full_attention"], "mtp_mlp_layer_types": ["sparse"],
+        "num_mtp_layers": 1, "index_topk": 9, "index_head_dim": 12, "index_n_heads": 16}),
     "qwen3.5": (DENSE, {}),
     "qwen3.5-moe": (SPARSE, {}),
     "qwen3-next": (NEXT, {}),
+    "nemotron-h": (NEMOTRON, {}),
 }
 
 
@@ -66,8 +81,11 @@ def write(path: Path, architecture: str, **options: Any) -> tuple[Any, Any]:
     """A checkpoint with its MTP layer; transformers' model and its `MtpModel`."""
     if architecture == DEEPSEEK:
         oracle = write_deepseek(path, 3, **options)
-    elif architecture == GLM:
+    elif architecture == NEMOTRON:
+        return write_nemotron(path, **options)
+    elif architecture in (GLM, V32):
         oracle = write_checkpoint(path, architecture, 3, **options)
+        oracle.set_attn_implementation("eager")  # only then is the MTP layer given a mask
     else:
         oracle = write_hybrid(path, architecture, 3, **options)
         promise(path, mtp_num_hidden_layers=1)
@@ -120,8 +138,8 @@ class Driver(Stepper):
     def __init__(self, model: Any, page_size: int = 16) -> None:
         super().__init__(model, 2048 // page_size, page_size)
         shape = model.shape
-        self.pool = KVPagePool(shape, self.pages, page_size, TORCH_DTYPES[shape.dtype], CPU, 1)
-        for layer in self.pool.layers:
+        self.pool = make_draft_pool(shape, self.pages, page_size, TORCH_DTYPES[shape.dtype], CPU)
+        for layer in self.pool.tensors:
             layer.fill_(math.nan)
 
     def batch(self, extends: list[tuple[Seq, int]], decodes: list[Seq],
@@ -324,6 +342,37 @@ def test_loaded_where_asked_for_or_there(architecture: str, tmp_path: Path) -> N
     assert off.drafter is None and off.shape.mtp_layers == 0
     assert load(tmp_path, load_format="dummy").drafter is None
     assert load(tmp_path, "mtp:1", load_format="dummy").drafter is not None
+
+
+@pytest.mark.parametrize("kind", ["glm4-moe", "qwen3.5"])
+def test_out_of_a_gguf_file(kind: str, tmp_path: Path) -> None:
+    """What the layer gives is what that of the checkpoint gives, to the bit; without it, all else
+    is read as ever, biases too."""
+    architecture, options = CASES[kind]
+    more = {"attention_bias": True} if architecture == GLM else {
+        "layer_types": ["linear_attention", "full_attention"] * 2}
+    (tmp_path / "model").mkdir()
+    write(tmp_path / "model", architecture, **options, **more)
+    layers, file = 3 if architecture == GLM else 4, tmp_path / "m.gguf"
+
+    def drafter(writer: gguf.GGUFWriter) -> None:
+        at = writer.arch
+        writer.kv_data[0].pop(f"{at}.block_count")
+        writer.add_block_count(layers + 1)
+        writer.add_nextn_predict_layers(1)
+        for name, weight in drafting(tmp_path / "model", layers):
+            writer.add_tensor(name, weight.numpy())
+
+    write_model(file, architecture, "F32", 3, drafter, **options, **more)
+    models = [load(tmp_path / "model"), load(resolve(str(file)))]
+    ids, hidden = tokens(40), torch.randn(39, 64)
+    found = []
+    for model in models:
+        driver = Driver(model)
+        found.append(driver.run(driver.batch([(Seq(list(ids)), 39)], []), ids[1:], hidden))
+    assert torch.equal(*found) and float(found[0].abs().max()) > 0.1
+    off = load(resolve(str(file)), "off")
+    assert off.drafter is None and off.shape.mtp_layers == 0
 
 
 @pytest.mark.parametrize("architecture", [DEEPSEEK, NEXT])

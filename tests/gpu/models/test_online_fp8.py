@@ -24,13 +24,13 @@ from torch import Tensor
 
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
 from actorium.actors.errors import BadModel
+from actorium.actors.models.model_files import INDEX
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.families.architectures import model_tensors, shape_from_config
 from actorium.gpu.models.decoder import Decoder
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.step.staging import DeviceArrays
 from actorium.gpu.weights.fp8_weights import how_served, keeps
-from actorium.gpu.weights.loader import INDEX
 from actorium.kernels.backends import triton_fault
 from actorium.kernels.scaled_linear import (
     FP8,
@@ -301,9 +301,9 @@ def test_weights_that_are_quantised_otherwise_are_refused(
         tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_checkpoint(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "hqq", "bits": 4}
+    config["quantization_config"] = {"quant_method": "quanto", "bits": 4}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(BadModel, match="quant_method: must be fp8, .*'hqq'"):
+    with pytest.raises(BadModel, match="quant_method: must be fp8, .*'quanto'"):
         load_quantised(tmp_path)
     assert main(["plan", str(tmp_path), "--quantization", "fp8"]) != 0
     assert "quant_method" in capsys.readouterr().err

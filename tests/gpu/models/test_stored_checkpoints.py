@@ -1,5 +1,5 @@
-"""Checkpoints in AWQ, GPTQ and compressed-tensors' integer formats: as their dequantised twins in
-transformers, in models of several families."""
+"""Checkpoints in AWQ, GPTQ, HQQ, torchao's and compressed-tensors' integer formats: as their
+dequantised twins in transformers, in models of several families."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from transformers import AutoModelForCausalLM
 
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
 from actorium.actors.errors import BadConfig, BadModel
+from actorium.actors.models.model_files import INDEX
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.families.architectures import model_tensors
 from actorium.gpu.models.decoder import Decoder
 from actorium.gpu.models.registry import load_model
-from actorium.gpu.weights.loader import INDEX
 from actorium.kernels.cpu.grouped_native import NativeGrouped, NativeGroupedGated
 from actorium.kernels.grouped_rows import GroupedLinear
 from actorium.kernels.linear import Reordered
@@ -49,6 +49,7 @@ KINDS = {
     "w8a8": Kind("int-quantized", 8, -1, True), "w8a8, zeros": Kind("int-quantized", 8, -1),
     "w4a16": Kind("pack-quantized", 4, 32, True), "w4a16, zeros": Kind("pack-quantized"),
     "w8a16": Kind("pack-quantized", 8, -1, True),
+    "torchao": Kind("torchao"), "hqq": Kind("hqq"), "auto-round": Kind("auto-round", 8, -1, True),
     "w4a16, act-order": Kind("pack-quantized", 4, 16, True, True, apart=True),
 }
 

@@ -8,10 +8,12 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from helpers_models import CPU, Seq, Stepper, generate, oracle_logits
+from helpers_ranks import near, opened_config, run_ranks, serve, whole
 from helpers_worker import Ring, complete, make_runner
 
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
@@ -20,8 +22,10 @@ from actorium.actors.params import ResolvedParams
 from actorium.gpu.families.architectures import read_shape, shape_from_config
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.models.transformers_model import TransformersModel
+from actorium.gpu.parallel.rank_group import LoneRank
 from actorium.gpu.plan.weight_bytes import weight_bytes
 from actorium.gpu.worker.exactness import departures
+from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.tools.cli import main
 
 BASE: dict[str, Any] = {
@@ -180,6 +184,22 @@ def test_bf16_and_pages_of_8_bits_stay_near_fp32(tmp_path: Path) -> None:
         assert (got - want).norm() < 0.1 * want.norm()
 
 
+@pytest.mark.parametrize(("architecture", "replaced"), [
+    ("ArceeForCausalLM", True), ("GemmaForCausalLM", True), ("OlmoForCausalLM", False)])
+def test_norms_in_c(tmp_path: Path, architecture: str, replaced: bool) -> None:
+    """RMSNorms of weights, or of 1 more, are ours where they give the same."""
+    theirs = write(tmp_path, architecture, torch.bfloat16).float()
+    ours, ids = load(tmp_path), prompts()[1]
+    if not isinstance(ours.ops, NativeOps):
+        pytest.skip("no kernels in C here")
+    kinds = {type(own).__name__ for name, own in ours._body.named_modules()
+             if name.endswith("norm")}
+    assert (kinds == {"_Product"}) == replaced
+    got, want = Stepper(ours, 1000, 4).step([(Seq(ids), len(ids))], every_row=True), oracle_logits(
+        theirs, ids)
+    assert (got - want).norm() < 0.1 * want.norm()
+
+
 @pytest.mark.slow
 def test_by_kernels_of_triton(tmp_path: Path) -> None:
     theirs, config = write(tmp_path, "Starcoder2ForCausalLM", sliding_window=9), Config(
@@ -307,8 +327,8 @@ def test_hostile_fields(tmp_path: Path, case: int, name: str, value: Any) -> Non
     (Config(model=THEIRS, device=DeviceConfig(exact="on")), "exact: "),
     (Config(model=THEIRS, device=DeviceConfig(exact_ranks=2)), "exact_ranks: "),
     (Config(model=THEIRS, device=DeviceConfig(dump_passes="d")), "dump_passes: "),
-    (Config(model=ModelConfig(model_impl="transformers", quantization="int8")),
-     "quantization: int8 is not for"),
+    (Config(model=ModelConfig(model_impl="transformers", quantization="awq")),
+     "quantization: awq is not for"),
     (Config(model=THEIRS, device=DeviceConfig(attention_backend="sage")),
      "attention_backend: sage cannot serve"),
 ])
@@ -323,10 +343,69 @@ def test_flags_that_do_not_go_with_it(tmp_path: Path, config: Config, why: str) 
     assert str(caught.value).startswith(why)
 
 
+UNSPLIT = {
+    "moe_tp_experts of model.layers.0.mlp.experts": ("AriaTextForCausalLM",),
+    "local_params of model.layers.0.self_attn": ("GraniteSWAForCausalLM",),
+    "it cannot be run in parts": ("CohereForCausalLM",),
+    "it has no plan for ranks (base_model_tp_plan; --tp)": (
+        "BitNetForCausalLM", "CTRLLMHeadModel", "DiffLlamaForCausalLM", "GPT2LMHeadModel",
+        "GPTBigCodeForCausalLM", "GptOssForCausalLM", "HunYuanDenseV1ForCausalLM",
+        "OPTForCausalLM", "PersimmonForCausalLM")}
+"""What the start says of classes that ranks do not share."""
+
+
+@pytest.mark.parametrize(("architecture", "options"), [
+    pytest.param(name, options, id=name, marks=[] if name in NAMES[::2] else [pytest.mark.slow])
+    for name, options in CASES])
+def test_ranks(tmp_path: Path, architecture: str, options: dict[str, Any]) -> None:
+    """Two ranks give the tokens of the model alone, or say by name why they cannot."""
+    (tmp_path / "model").mkdir()
+    write(tmp_path / "model", architecture, **options)
+    plain = opened_config(tmp_path / "model")
+    config = msgspec.structs.replace(plain, model=msgspec.structs.replace(
+        plain.model, model_impl="transformers"))
+    why = next((why for why, names in UNSPLIT.items() if architecture in names), "")
+    found = run_ranks(tmp_path / "group", 2, lambda group: serve(config, group))
+    if why:
+        assert all(isinstance(own, BadModel) and why in str(own) for own in found)
+        return
+    alone, (one, other) = serve(config, LoneRank()), whole(found)
+    assert str(one.outputs) == str(other.outputs)
+    assert near(one.logits, alone.logits)
+    assert [out.tokens for out in one.outputs] == [out.tokens for out in alone.outputs]
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
+def test_quantised_at_load(tmp_path: Path, quantization: str) -> None:
+    """By our products: near the weights as they were, and as the dequantised twin; the plan counts
+    them; two ranks quantise their parts."""
+    theirs, ids = write(tmp_path, "Starcoder2ForCausalLM", sliding_window=9), prompts()[1]
+    want = oracle_logits(theirs, ids)
+    ours = load(tmp_path, quantization=quantization)
+    got = Stepper(ours, 1000, 4).step([(Seq(ids), len(ids))], every_row=True)
+    away = float((got - want).norm() / want.norm())
+    assert 1e-3 < away < {"int8": 0.02, "fp8": 0.1, "int4": 0.3}[quantization]
+    kinds = {type(own.product).__name__ for own in ours._body.modules() if hasattr(own, "product")}
+    assert kinds == {"ScaledLinear" if quantization == "fp8" else "GroupedLinear"}
+    plain, held = (weight_bytes(read_shape(tmp_path, Config(model=ModelConfig(
+        model_impl="transformers", quantization=asked)))) for asked in ("auto", quantization))
+    assert held < plain
+
+
+def test_routers_stay_and_experts_in_one_tensor_too(tmp_path: Path) -> None:
+    write(tmp_path, *FAST[2][:1], **FAST[2][1])
+    ours = load(tmp_path, quantization="int8")
+    names = {name.rpartition(".")[2]: type(getattr(own, "product", None)).__name__
+             for name, own in ours._body.named_modules()}
+    assert names["q_proj"] == "GroupedLinear" and names["gate"] != "GroupedLinear"
+
+
 def test_ranks_and_our_classes_alone() -> None:
     raw, here = {**BASE, "architectures": ["BitNetForCausalLM"]}, Path("config.json")
-    with pytest.raises(BadConfig, match="--tp: models that transformers' classes run"):
-        shape_from_config(raw, here).split(2)
+    part = shape_from_config(raw, here).split(2)
+    assert (part.tp, part.heads, part.kv_heads, part.vocabulary) == (2, 2, 1, 199)
+    with pytest.raises(BadConfig, match="4 GPUs cannot share 2 key heads"):
+        shape_from_config(raw, here).split(4)
     with pytest.raises(BadModel, match="--model-impl transformers serves many others"):
         shape_from_config(raw, here, impl="actorium")
 

@@ -13,6 +13,7 @@ from helpers_kinds import write_kind
 from helpers_mamba import write_granite
 from helpers_models import generated, write_checkpoint
 from helpers_mxfp4 import write_mxfp4
+from helpers_nemotron import write_nemotron
 from helpers_ranks import GREEDY, asked, near, opened_config, run_ranks, serve, whole
 from helpers_recurrent import write_recurrent
 from transformers import AutoModelForCausalLM
@@ -30,6 +31,15 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "gemma3": lambda path: write_kind(path, "windows"),
     "deepseek": lambda path: write_kind(path, "deepseek"),
     "latent-no-query-rank": lambda path: write_deepseek(path, 5, q_lora_rank=None),
+    "bloom": lambda path: write_checkpoint(
+        path, "BloomForCausalLM", num_attention_heads=12, hidden_size=96),
+    "mpt": lambda path: write_checkpoint(
+        path, "MptForCausalLM", attn_config={"clip_qkv": 0.7}),
+    "deepseek-v3.2": lambda path: write_checkpoint(
+        path, "DeepseekV32ForCausalLM", n_routed_experts=8, num_experts_per_tok=3, n_group=4,
+        topk_group=2, moe_intermediate_size=24, kv_lora_rank=32, q_lora_rank=24, qk_rope_head_dim=8,
+        qk_nope_head_dim=16, v_head_dim=12, num_key_value_heads=4, head_dim=8, index_topk=9,
+        index_head_dim=12, index_n_heads=16, attention_bias=True),
     "qwen3.5": lambda path: write_kind(path, "hybrid"),
     "qwen3-moe": lambda path: write_kind(path, "experts"),
     "qwen3.5-moe": lambda path: write_kind(path, "sparse"),
@@ -94,7 +104,7 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "falcon-mamba": lambda path: write_recurrent(path, "FalconMambaForCausalLM", use_bias=True),
     "jamba": lambda path: write_recurrent(path, "JambaForCausalLM", mamba_proj_bias=True),
     "kimi-linear": lambda path: write_recurrent(path, "KimiLinearForCausalLM"),
-    "nemotron-h": lambda path: write_recurrent(path, "NemotronHForCausalLM", moe_latent_size=24),
+    "nemotron-h": write_nemotron,
     "lfm2-moe": lambda path: write_recurrent(path, "Lfm2MoeForCausalLM"),
     "lfm2": lambda path: write_recurrent(path, "Lfm2ForCausalLM", conv_bias=True),
     "starcoder2": lambda path: write_checkpoint(path, "Starcoder2ForCausalLM",

@@ -15,7 +15,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
 from helpers_gguf import ARCHITECTURES, KINDS, own_cache, stored, write_model
-from helpers_models import Seq, Stepper, generated, load, oracle_logits, tiny_model
+from helpers_models import Seq, Stepper, assert_greedy, load, oracle_logits, tiny_model
 from helpers_pairs import pairs
 from helpers_parity import Case, alone
 from helpers_worker import Ring, make_runner
@@ -26,8 +26,15 @@ from actorium.actors.models.gguf_file import OTHER_TYPES, TYPES, read_gguf
 from actorium.actors.models.gguf_tensors import checkpoint_tensors
 from actorium.actors.models.model_dir import resolve
 from actorium.actors.params import ResolvedParams
-from actorium.gpu.plan.weight_bytes import weight_bytes
-from actorium.gpu.weights.gguf_blocks import FORMATS, NATIVE, grouped, write_numbers, write_rows
+from actorium.gpu.plan.weight_bytes import bytes_by_format, weight_bytes
+from actorium.gpu.weights.gguf_blocks import (
+    FORMATS,
+    NATIVE,
+    NATIVE_ROWS,
+    grouped,
+    write_numbers,
+    write_rows,
+)
 from actorium.gpu.weights.gguf_reader import PLAIN, read_part
 from actorium.kernels.grouped_rows import dequantise_grouped, pack_rows, row_format, unpack_rows
 
@@ -44,6 +51,19 @@ GROUPED: dict[str, Any] = {
 MAMBA: dict[str, Any] = {
     "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 12, "mamba_d_conv": 3,
     "shared_intermediate_size": 64, "layer_types": ["mamba", "attention", "mamba"]}
+STATES: dict[str, Any] = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 12,
+                          "mamba_d_conv": 3, "mamba_d_head": 16, "mamba_expand": 2}
+MULTIPLIERS: dict[str, Any] = {
+    "ssm_multipliers": [0.5, 0.7, 1.5, 2.0, 0.3], "mlp_multipliers": [0.6, 1.5],
+    "key_multiplier": 0.7, "attention_in_multiplier": 1.2, "attention_out_multiplier": 0.9,
+    "ssm_in_multiplier": 1.1, "ssm_out_multiplier": 0.8, "lm_head_multiplier": 0.5,
+    "embedding_multiplier": 3.0}
+NEMOTRON: dict[str, Any] = {"mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2,
+                            "ssm_state_size": 12, "conv_kernel": 3}
+LATENTS: dict[str, Any] = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 32,
+                           "qk_rope_head_dim": 8, "v_head_dim": 16, "head_dim": 8,
+                           "num_key_value_heads": 4}
+INDEXER: dict[str, Any] = {"index_topk": 512, "index_head_dim": 16, "index_n_heads": 2}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
     "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
@@ -129,6 +149,56 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3.5-whole-heads": ("Qwen3_5", {
         "linear_value_head_dim": 128, "linear_num_value_heads": 6, "linear_num_key_heads": 2,
         "layer_types": ["linear_attention", "full_attention"] * 2}),
+    "apertus": ("Apertus", {"rope_parameters": {
+        "rope_type": "default", "rope_theta": 500.0}}),
+    "bamba": ("Bamba", {**STATES, "attn_layer_indices": [1]}),
+    "falcon-7b": ("Falcon", {"tie_word_embeddings": True}),
+    "falcon-40b": ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-11b": ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2,
+                              "num_ln_in_parallel_attn": 1}),
+    "falcon-h1": ("FalconH1", {**STATES, **MULTIPLIERS, "mamba_d_ssm": 96, "mamba_d_head": 12}),
+    "falcon-h1-normed": ("FalconH1", {
+        **STATES, **MULTIPLIERS, "mamba_d_ssm": 128, "mamba_rms_norm": True,
+        "mamba_norm_before_gate": False, "mamba_conv_bias": False}),
+    "mamba": ("Mamba", {"state_size": 12, "intermediate_size": 128, "tie_word_embeddings": True}),
+    "falcon-mamba": ("FalconMamba", {"state_size": 12, "intermediate_size": 128}),
+    "mamba2": ("Mamba2", {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 12,
+                          "intermediate_size": None}),
+    "jamba": ("Jamba", {
+        "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4, "mamba_d_state": 12,
+        "expert_layer_period": 2, "expert_layer_offset": 1, "num_hidden_layers": 4,
+        "mamba_dt_rank": 8}),
+    "jamba-dense": ("Jamba", {"attn_layer_period": 3, "attn_layer_offset": 2, "num_experts": 1,
+                              "mamba_d_state": 12, "mamba_dt_rank": 8}),
+    "nemotron-h": ("NemotronH", {**NEMOTRON, "layers_block_type": ["mamba", "mlp", "attention"]}),
+    "nemotron-h-moe": ("NemotronH", {
+        **NEMOTRON, "layers_block_type": ["mamba", "moe", "attention"], "n_routed_experts": 6,
+        "moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 64,
+        "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.5}),
+    "gpt2": ("GPT2LMHeadModel", {"tie_word_embeddings": True}),
+    "starcoder": ("GPTBigCode", {"tie_word_embeddings": True}),
+    "gpt-neox": ("GPTNeoX", {}), "gpt-neox-in-turn": ("GPTNeoX", {"use_parallel_residual": False}),
+    "phi2": ("Phi", {"intermediate_size": 256, "num_key_value_heads": 4}),
+    "stablelm": ("StableLm", {"use_qkv_bias": True}),
+    "stablelm-12b": ("StableLm", {"use_parallel_residual": True, "qk_layernorm": True}),
+    "olmo": ("Olmo", {"clip_qkv": 0.5}), "jais2": ("Jais2", {}),
+    "lfm2-moe": ("Lfm2Moe", {
+        **EXPERTS, "layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3,
+        "num_dense_layers": 1, "norm_eps": 1e-5, "tie_word_embeddings": True}),
+    "llama4": ("Llama4", {
+        "intermediate_size_mlp": 64, "interleave_moe_layer_step": 2, "num_local_experts": 4,
+        "attention_chunk_size": 8192, "num_hidden_layers": 4}),
+    "mistral4": ("Mistral4", {**LATENTS, **GROUPED, "head_dim": 40, "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.0}}),
+    "glm4-moe-lite": ("Glm4MoeLite", {**LATENTS, **GROUPED}),
+    "deepseek-v3.2": ("DeepseekV32", {**LATENTS, **GROUPED, **INDEXER}),
+    "glm-5": ("GlmMoeDsa", {**LATENTS, **GROUPED, **INDEXER}),
+    "kimi-linear": ("KimiLinear", {
+        **LATENTS, "q_lora_rank": None, "moe_intermediate_size": 32, "num_local_experts": 6,
+        "num_experts_per_tok": 2, "linear_head_dim": 16, "linear_num_heads": 4,
+        "linear_conv_kernel_dim": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"]}),
     "qwen3.5-moe": ("Qwen3_5Moe", {
         **EXPERTS, "shared_expert_intermediate_size": 32, "linear_value_head_dim": 32,
         "linear_num_value_heads": 2, "layer_types": ["linear_attention", "full_attention"] * 2}),
@@ -155,16 +225,19 @@ def test_rows_are_worth_what_the_package_says_to_the_bit(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_blocks_of_any_bytes(kind: str) -> None:
-    """Every code and scale, infinite and undefined ones too."""
+    """Every code and scale, infinite and undefined ones too; but for that of MXFP4 which is none,
+    and refused."""
     size = gguf.GGML_QUANT_SIZES[Type[kind]][1]
     raw = np.random.default_rng(1).integers(0, 256, (64, 3 * size), np.uint8)
+    if kind == "MXFP4":
+        raw[:, ::size] %= 255
     with np.errstate(all="ignore"):
         want = torch.from_numpy(gguf.dequantize(raw, Type[kind]))
     found = dequantise_grouped(grouped(kind, torch.from_numpy(raw)), torch.float32)
     torch.testing.assert_close(found, want, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("kind", sorted(NATIVE))
+@pytest.mark.parametrize("kind", sorted(NATIVE_ROWS))
 def test_rows_are_made_in_c_as_in_torch(kind: str) -> None:
     """To the bit, but for the sign of a zero, and which number that is none a scale is."""
     blocks = torch.from_numpy(np.random.default_rng(2).integers(
@@ -180,9 +253,11 @@ def test_rows_are_made_in_c_as_in_torch(kind: str) -> None:
 @pytest.mark.parametrize(("kind", "dtype"), pairs(sorted(NATIVE), [torch.bfloat16, torch.float32]))
 def test_numbers_are_made_in_c_as_in_torch(kind: str, dtype: torch.dtype) -> None:
     """Every code and scale, infinite and undefined ones too; rows longer than a strip."""
+    numbers, size = gguf.GGML_QUANT_SIZES[Type[kind]]
     blocks = torch.from_numpy(np.random.default_rng(3).integers(
-        0, 256, (9, 1280 // gguf.GGML_QUANT_SIZES[Type[kind]][0]
-                 * gguf.GGML_QUANT_SIZES[Type[kind]][1]), np.uint8))
+        0, 256, (9, 1280 // numbers * size), np.uint8))
+    if kind == "MXFP4":  # of which one is refused
+        blocks[:, ::size] %= 255
     want = dequantise_grouped(grouped(kind, blocks), dtype)
     found = torch.full((9, 1280), 99, dtype=dtype)
     write_numbers(kind, blocks, found)
@@ -194,8 +269,6 @@ def _check(path: Path, oracle: Any) -> None:
     the longest. auto: weights are held in codes, which products by reference dequantise."""
     rng = random.Random(7)
     prompts = [[rng.randrange(199) for _ in range(n)] for n in (1, 5, 33, 60)]
-    want = [generated(oracle, p, GREEDY.max_tokens) for p in prompts]
-    logits, longest = oracle_logits(oracle, prompts[-1]), len(prompts[-1])
     for quantization in ("none", "auto"):
         model = load(resolve(str(path)), native=False, dtype="float32", quantization=quantization)
         if model.shape.recurrent:
@@ -204,23 +277,62 @@ def _check(path: Path, oracle: Any) -> None:
         ring = Ring(make_runner(model))
         for prompt in prompts:
             ring.submit(prompt, GREEDY)
-        assert [o.tokens for o in ring.run()] == want, quantization
-        found = Stepper(model).step([(Seq(prompts[-1]), longest)], every_row=True)
-        torch.testing.assert_close(found, logits, atol=1e-4 * float(logits.abs().max()), rtol=0)
+        for prompt, out in zip(prompts, ring.run(), strict=True):
+            assert len(out.tokens) == GREEDY.max_tokens
+            assert_greedy(oracle, prompt, out.tokens)
+        _check_logits(model, oracle, prompts[-1])
 
 
+def _check_logits(model: Any, oracle: Any, ids: list[int]) -> None:
+    want = oracle_logits(oracle, ids)
+    found = Stepper(model).step([(Seq(ids), len(ids))], every_row=True)
+    torch.testing.assert_close(found, want, atol=1e-4 * float(want.abs().max()), rtol=0)
+
+
+KIN: dict[str, tuple[str, dict[str, Any]]] = {
+    "internlm2": ("Llama", {}), "xverse": ("Llama", {}), "baichuan": ("Llama", {}),
+    "exaone": ("Llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+    "pangu-embedded": ("Llama", {"attention_bias": True}), "qwen": ("Qwen2", {}),
+    "minicpm": ("Granite", {**GRANITE, "attention_multiplier": 0.25}),
+    "codeshell": ("Starcoder2", {"num_key_value_heads": 1}),
+    "orion": ("StableLm", {"rope_parameters": {
+        "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0}}),
+}
+"""Of other architectures of GGUF the classes of which a model of theirs is one."""
 ALIASES = {"qwen2vl": "Qwen2ForCausalLM", "qwen3vl": "Qwen3ForCausalLM",
-           "qwen3vlmoe": "Qwen3MoeForCausalLM"}
+           "qwen3vlmoe": "Qwen3MoeForCausalLM", "nemotron_h_moe": "NemotronHForCausalLM"}
 """Language models of models with images, which are those of text."""
 
 
-@pytest.mark.parametrize("name", CASES)
+RARER = ("falcon-11b", "falcon-h1", "jamba-dense", "gpt-neox-in-turn", "stablelm")
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=[pytest.mark.slow] * (name in RARER)) for name in CASES])
 def test_greedy_tokens_equal_transformers(
     name: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     path, (architecture, options) = tmp_path / "tiny.gguf", CASES[name]
-    record_property("gguf", f"{architecture}ForCausalLM")
-    _check(path, write_model(path, f"{architecture}ForCausalLM", "Q4_0", 3, **options))
+    record_property("gguf", class_of(architecture))
+    _check(path, write_model(path, class_of(architecture), "Q4_0", 3, **options))
+
+
+def class_of(name: str) -> str:
+    return name if name.endswith("Model") else f"{name}ForCausalLM"
+
+
+@pytest.mark.parametrize("at", [
+    at if at in ("internlm2", "minicpm") else pytest.param(at, marks=pytest.mark.slow)
+    for at in KIN])
+def test_kin_of_other_classes(at: str, tmp_path: Path) -> None:
+    path, (architecture, options) = tmp_path / "tiny.gguf", KIN[at]
+
+    def more(writer: gguf.GGUFWriter) -> None:
+        if at == "qwen":
+            writer.kv_data[0].pop("qwen.feed_forward_length")
+            writer.add_feed_forward_length(2 * 96)
+
+    _check(path, write_model(path, class_of(architecture), "Q4_0", 3, more, at=at, **options))
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3-moe", "granite-hybrid"])
@@ -274,8 +386,8 @@ def test_transformers_reads_the_same_tensors(name: str, tmp_path: Path) -> None:
 
 
 def test_every_architecture_has_a_case() -> None:
-    assert {f"{own}ForCausalLM" for own, _ in CASES.values()} == set(ARCHITECTURES)
-    assert {*ARCHITECTURES.values(), *ALIASES} == set(FAMILIES)
+    assert {class_of(own) for own, _ in CASES.values()} == set(ARCHITECTURES)
+    assert {*ARCHITECTURES.values(), *ALIASES, *KIN} == set(FAMILIES)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -284,9 +396,10 @@ def test_every_type_is_served(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     oracle = write_model(path, "LlamaForCausalLM", kind, 5, embedding="Q8_0", num_hidden_layers=2,
                          **WIDE)
-    _check(path, oracle)
-    shape = load(resolve(str(path))).shape
-    assert shape.grouped is not None and shape.grouped.source == "gguf"
+    for quantization in ("none", "auto"):
+        model = load(resolve(str(path)), native=False, dtype="float32", quantization=quantization)
+        _check_logits(model, oracle, list(range(2, 62)))
+    assert model.shape.grouped is not None and model.shape.grouped.source == "gguf"
 
 
 @pytest.mark.parametrize("kind", ["BF16", "Q4_0"])
@@ -342,6 +455,27 @@ def test_what_is_in_codes_is_not_rounded_twice(quantization: str, tmp_path: Path
     found = Stepper(model).step([(Seq(ids), len(ids))], every_row=True)
     want = oracle_logits(oracle, ids)
     assert 0.01 < float((found.float() - want).norm() / want.norm()) < 0.5
+
+
+def test_experts_in_mxfp4(tmp_path: Path) -> None:
+    """Of GPT-OSS: codes of 4 bits, as out of safetensors, in which all experts are two products."""
+    path, (_, options) = tmp_path / "tiny.gguf", CASES["gpt-oss"]
+    _check(path, write_model(path, "GptOssForCausalLM", "MXFP4", 3, **options))
+    formats = bytes_by_format(load(resolve(str(path))).shape)
+    assert "mxfp4 (groups of 32)" in formats and not any("int" in own for own in formats)
+
+
+def test_scales_of_mxfp4_that_are_no_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_model(path, "LlamaForCausalLM", "MXFP4", 5, num_hidden_layers=1)
+    stored_at = read_gguf(path).tensors["blk.0.ffn_up.weight"].start
+    with path.open("r+b") as file:
+        file.seek(stored_at + 17)
+        file.write(b"\xff")
+    for quantization in ("auto", "none"):
+        with pytest.raises(BadModel, match="tensor blk.0.ffn_up.weight holds a scale that is not"):
+            model = load(resolve(str(path)), quantization=quantization)
+            Stepper(model).step([(Seq([1, 2]), 2)])
 
 
 def test_a_file_that_is_cut_short_while_it_is_read(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ KINDS = [
       for layout in ("gptq", "gptq_v2", "pack-quantized") for bits in (4, 8)
       for group in (32, 128, -1) for symmetric in (False, True) for ordered in (False, True)
       if group > 0 or not ordered),
+    Kind("hqq"), Kind("hqq", group=-1), Kind("hqq", 8, 64), Kind("hqq", 8, 256),
     *(Kind("int-quantized", bits, group, symmetric) for bits in (4, 8) for group in (-1, 64)
       for symmetric in (False, True)),
 ]
@@ -127,6 +128,12 @@ def test_as_compressed_tensors_packs(columns: int, bits: int, group: int, symmet
 @pytest.mark.parametrize(("kind", "change", "words"), [
     (Kind("awq"), {"qzeros": None}, "m.q_proj.qzeros is missing"),
     (Kind("gptq"), {"scales": None}, "m.q_proj.scales is missing"),
+    (Kind("hqq"), {"zero": None}, "m.q_proj.zero is missing"),
+    (Kind("hqq"), {"nbits": torch.tensor(8)}, "m.q_proj.nbits is [8], the config asks for [4]"),
+    (Kind("hqq"), {"axis": torch.tensor(0)}, "axis is [0], the config asks for [1]"),
+    (Kind("hqq"), {"shape": torch.tensor([24, 128])}, "shape is [24, 128], the config asks"),
+    (Kind("hqq"), {"W_q": torch.zeros(24, dtype=torch.uint8)}, "asks for 3072 numbers of 8 bits"),
+    (Kind("hqq"), {"scale": torch.zeros(192, 1).int()}, "asks for 192 numbers in a float type"),
     (Kind("gptq"), {"qweight": torch.zeros(32, 24)}, "qweight is torch.float32, not torch.int32"),
     (Kind("gptq"), {"qweight": torch.zeros(16, 24, dtype=torch.int32)}, "qweight has shape"),
     (Kind("gptq"), {"scales": torch.zeros(8, 24, dtype=torch.int32)}, "not a float type"),
