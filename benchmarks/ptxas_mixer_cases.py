@@ -70,6 +70,7 @@ LLAMA, QWEN3 = Attention(32, 8, 128), Attention(64, 8, 128)
 QWEN2, QWEN35 = Attention(28, 4, 128), Attention(24, 4, 256)
 QWEN35_9B = Attention(16, 4, 256)
 GEMMA_27B, GEMMA_4B = Attention(32, 16, 128, 1024), Attention(8, 4, 256, 1024)
+GEMMA4_E4B = Attention(8, 2, 512)
 GPT_OSS = Attention(64, 8, 64, sinks=True)
 LLAMA_1B = Attention(32, 8, 64)
 
@@ -163,6 +164,7 @@ def decodes() -> Iterator[Case]:
             ("Qwen2.5-7B, window", QWEN2._replace(window=4096), (1, 8)),
             ("Gemma 3 27B, window", GEMMA_27B, (1, 3)), ("Gemma 3 4B, window", GEMMA_4B, (1, 3)),
             ("Qwen3.5-27B", QWEN35, (1, 3, 8)), ("Qwen3.5-9B", QWEN35_9B, (1, 3)),
+            ("Gemma 4 E4B", GEMMA4_E4B, (1,)),
             ("Llama-3.2-1B", LLAMA_1B, (1, 3, 8)), ("GPT-OSS, sinks", GPT_OSS, (1, 3)),
             ("GPT-OSS, sinks, window", GPT_OSS._replace(window=128), (1,)),
             ("Llama-3.1-8B, fp32", wide(LLAMA), (1, 3, 8)),
@@ -185,6 +187,7 @@ def extends() -> Iterator[Case]:
     for name, a in (("Llama-3.1-8B", LLAMA), ("Qwen3-32B", QWEN3),
                     ("Gemma 3 27B, window", GEMMA_27B), ("Gemma 3 4B, window", GEMMA_4B),
                     ("Qwen3.5-27B", QWEN35), ("Qwen3.5-9B", QWEN35_9B), ("Llama-3.2-1B", LLAMA_1B),
+                    ("Gemma 4 E4B", GEMMA4_E4B),
                     ("GPT-OSS, sinks, window", GPT_OSS._replace(window=128)),
                     ("Llama-3.1-8B, fp32", wide(LLAMA)), ("Qwen3.5-27B, fp32", wide(QWEN35)),
                     ("Llama-3.2-1B, fp32", wide(LLAMA_1B))):

@@ -66,6 +66,7 @@ RULES = (
     Rule("_extend", "Qwen3.5-27B, fp32", 4, 1, 1, "fma"),
     Rule("_extend", "fp32", 8, 1, 1, "fma"),
     Rule("_extend", "few tokens", 4, 3, 2, "mma"),
+    Rule("_extend", "Gemma 4", 8, 1, 1, "mma"),
     Rule("_extend", "", 8, 1, 1, "wgmma"),
     # A decode has a prompt's tile: what is left of it is empty, and two fill the memory's pipes.
     Rule("_exact", "Qwen3.5-27B|Gemma 3 4B", 8, 1, 1, "wgmma"),

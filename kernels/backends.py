@@ -26,7 +26,7 @@ def select_ops(dtype: torch.dtype, device: torch.device, head_dim: int, native: 
         from actorium.kernels.triton.triton_ops import TritonOps
         return ExactTritonOps() if exact else TritonOps()
     if (kernels == "auto" and native and device.type == "cpu" and dtype is torch.bfloat16
-            and head_dim <= 256):
+            and head_dim <= 512):
         lib = library()
         if lib is not None:
             return NativeOps(lib, torch.get_num_threads(), exact=exact)

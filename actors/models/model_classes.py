@@ -108,6 +108,8 @@ MODEL_TYPES = {
     "jais2": ModelClass("Jais2ForCausalLM", 8192),
     "gemma4_text": ModelClass("Gemma4ForCausalLM", 131_072),
     "gemma4": ModelClass("Gemma4ForConditionalGeneration", 131_072),
+    "gemma3n_text": ModelClass("Gemma3nForCausalLM", 32_768),
+    "gemma3n": ModelClass("Gemma3nForConditionalGeneration", 32_768),
     "vaultgemma": ModelClass("VaultGemmaForCausalLM", 8192),
     "opt": ModelClass("OPTForCausalLM", 2048),
     "gpt_oss": ModelClass("GptOssForCausalLM", 131_072),

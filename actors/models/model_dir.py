@@ -138,6 +138,7 @@ def checkpoint_bytes(folder: Path) -> int | None:
 
 _LEFT_OUT: dict[str, dict[str, Any]] = {
     "gemma3_text": {"vocab_size": 262_208, "max_position_embeddings": 131_072},
+    "gemma3n_text": {"vocab_size": 262_400, "max_position_embeddings": 32_768},
     "gemma4_text": {"vocab_size": 262_144, "max_position_embeddings": 131_072}}
 """Fields that published checkpoints leave out of their text_config: transformers' defaults."""
 

@@ -93,7 +93,7 @@ class BackendCard(NamedTuple):
 _TORCH = Capabilities(("cpu", "cuda"), cache_dtypes=(*WEIGHT_DTYPES, *FP8_PAGES, INT8_PAGES),
                       latents=True, soft_caps=True, sinks=True, alibi=True)
 _NATIVE = Capabilities(("cpu",), ("bfloat16",), ("bfloat16", *FP8_PAGES, INT8_PAGES),
-                       most_head_dim=256, latents=True, most_latent_row=1024, soft_caps=True,
+                       most_head_dim=512, latents=True, most_latent_row=1024, soft_caps=True,
                        sinks=True, alibi=True, graphs=True)
 _TRITON = Capabilities(("cpu", "cuda"), cache_dtypes=(*WEIGHT_DTYPES, *FP8_PAGES, INT8_PAGES),
                        latents=True, soft_caps=True, sinks=True, alibi=True, graphs=True)

@@ -39,7 +39,7 @@ from actorium.gpu.families.dense_config import (
     smollm3,
 )
 from actorium.gpu.families.fp8_config import Fp8Shape, served_fp8
-from actorium.gpu.families.gemma_config import gemma4, gemma4_layer
+from actorium.gpu.families.gemma_config import gemma3n, gemma4, gemma_layer
 from actorium.gpu.families.granite_config import (
     granite,
     granite_hybrid,
@@ -201,8 +201,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "VaultGemmaForCausalLM": Architecture(vault_gemma, causal_layer),
     "OPTForCausalLM": Architecture(ln.opt, causal_layer, names.OPT),
     "GptOssForCausalLM": Architecture(gpt_oss, hybrid_layer),
-    "Gemma4ForCausalLM": Architecture(gemma4, gemma4_layer),
-    "Gemma4ForConditionalGeneration": Architecture(gemma4, gemma4_layer),
+    "Gemma4ForCausalLM": Architecture(gemma4, gemma_layer),
+    "Gemma4ForConditionalGeneration": Architecture(gemma4, gemma_layer),
+    "Gemma3nForCausalLM": Architecture(gemma3n, gemma_layer),
+    "Gemma3nForConditionalGeneration": Architecture(gemma3n, gemma_layer),
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""

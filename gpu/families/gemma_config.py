@@ -1,6 +1,7 @@
-"""Gemma 4: layers with full attention have heads of their own and, perhaps, keys for values; the
-last layers may read an earlier layer's pages; experts may stand beside the dense MLP; each token
-may give every layer an input by itself. Of models with images and sound the text part is served."""
+"""Gemma 3n and 4, of which the text part is served. In both the last layers may read an earlier
+layer's pages, and each token may give every layer an input by itself. Gemma 3n: hidden states in
+several streams. Gemma 4: layers with full attention have heads of their own and, perhaps, keys for
+values; experts may stand beside the dense MLP."""
 
 from __future__ import annotations
 
@@ -16,8 +17,20 @@ from actorium.gpu.families.decoder_config import (
     read_experts,
     read_rope,
 )
-from actorium.gpu.families.layer_shapes import FullHeads, MixtureNames, RopeShape, TokenInputs
-from actorium.gpu.families.llama_config import FULL, SANDWICH_NORMS, SLIDING, rounded
+from actorium.gpu.families.layer_shapes import (
+    AltUpShape,
+    FullHeads,
+    MixtureNames,
+    RopeShape,
+    TokenInputs,
+)
+from actorium.gpu.families.llama_config import (
+    FULL,
+    SANDWICH_NORMS,
+    SLIDING,
+    ropes_by_type,
+    rounded,
+)
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.tensor_specs import (
     ATTENTION,
@@ -36,6 +49,15 @@ GEMMA4: dict[str, Any] = {
     "vocab_size_per_layer_input": 262_144, "hidden_size_per_layer_input": 256,
 }
 """What a config leaves out."""
+GEMMA3N: dict[str, Any] = {
+    "vocab_size": 262_400, "hidden_size": 2048, "intermediate_size": 16_384,
+    "num_hidden_layers": 35, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256,
+    "max_position_embeddings": 32_768, "tie_word_embeddings": True, "sliding_window": 512,
+    "final_logit_softcapping": 30.0, "vocab_size_per_layer_input": 262_144,
+    "hidden_size_per_layer_input": 256, "altup_active_idx": 0, "altup_correct_scale": True,
+    "altup_num_inputs": 4, "num_kv_shared_layers": 15, "laurel_rank": 64,
+}
+"""The same of Gemma 3n."""
 ROPES = {SLIDING: {"rope_theta": 1e4},
          FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}}
 ROUTER = "router."
@@ -52,9 +74,8 @@ def gemma4(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     if get.raw.get("use_bidirectional_attention") not in (None, "vision"):
         raise get.bad("use_bidirectional_attention", "only null and vision (of images alone) are "
                       f"supported, got {shown(get.raw['use_bidirectional_attention'])}")
-    kinds = _kinds(get)
-    ropes = _ropes(get)
-    shape = decoder_shape(get, dtype, ropes=ropes, activation="gelu")
+    kinds = [*_kinds(get, 6)[:-1], FULL]
+    shape = decoder_shape(get, dtype, ropes=_ropes(get), activation="gelu")
     bias, window = get.flag("attention_bias"), get.int("sliding_window")
     sources = _sources(get, kinds)
     shared = sources and get.flag("use_double_wide_mlp")
@@ -74,6 +95,50 @@ def gemma4(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
         token_inputs=TokenInputs(get.int("vocab_size_per_layer_input"), size) if size else None)
 
 
+def gemma3n(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of Gemma 3n's config. Layers have one width of MLP; each fifth one full attention
+    where `layer_types` is left out, and the first ten of more than ten sparse gates where
+    `activation_sparsity_pattern` is."""
+    get = _text(raw, where, GEMMA3N)
+    get.only(hidden_activation="gelu_pytorch_tanh")
+    if get.raw.get("use_bidirectional_attention"):
+        raise get.bad("use_bidirectional_attention", "is not supported")
+    if isinstance(widths := get.raw["intermediate_size"], list):
+        if len(widths) != get.layers() or len(set(map(str, widths))) != 1:
+            raise get.bad("intermediate_size", f"only one width for all {get.layers()} layers is "
+                          f"supported, got {shown(widths)}")
+        get.raw["intermediate_size"] = widths[0]
+    kinds = _kinds(get, 5)
+    ropes = ropes_by_type(get, get.float("rope_theta", 1e6), get.float("rope_local_base_freq", 1e4))
+    shape = decoder_shape(get, dtype, ropes=ropes, activation="gelu")
+    bias, window, streams = (get.flag("attention_bias"), get.int("sliding_window"),
+                             get.int("altup_num_inputs", maximum=64))
+    if (active := get.raw["altup_active_idx"]) not in range(streams):
+        raise get.bad("altup_active_idx", f"must be below {streams}, got {shown(active)}")
+    altup = AltUpShape(streams, active, get.flag("altup_correct_scale"), get.int("laurel_rank"),
+                       _sparsity(get, shape.layers))
+    given = TokenInputs(get.int("vocab_size_per_layer_input"),
+                        get.int("hidden_size_per_layer_input"))
+    return replace(
+        shape, windows=tuple(window if kind == SLIDING else 0 for kind in kinds), qkv_bias=bias,
+        o_bias=bias, qk_norm=True, value_norm=True, attention_scale=1.0,
+        layer_norms=SANDWICH_NORMS, kv_sources=_sources(get, kinds), altup=altup,
+        embed_scale=rounded(shape.hidden**0.5, shape.dtype), token_inputs=given,
+        logit_cap=get.float("final_logit_softcapping"))
+
+
+def _sparsity(get: Fields, layers: int) -> tuple[float, ...]:
+    """Of each layer, the share of its gates that are cut off."""
+    listed = get.raw.get("activation_sparsity_pattern")
+    if listed is None:
+        return tuple(0.95 if layers > 10 and i < 10 else 0.0 for i in range(layers))
+    if not isinstance(listed, list) or len(listed) != layers or not all(
+            isinstance(share, int | float) and 0 <= share < 1 for share in listed):
+        raise get.bad("activation_sparsity_pattern", f"must list {layers} numbers from 0 to less "
+                      f"than 1, got {shown(listed)}")
+    return tuple(map(float, listed))
+
+
 def _text(raw: dict[str, Any], where: Path, defaults: dict[str, Any]) -> Fields:
     """The config of the text part, complete."""
     nested, prefix = raw.get("text_config"), ""
@@ -83,14 +148,12 @@ def _text(raw: dict[str, Any], where: Path, defaults: dict[str, Any]) -> Fields:
     return Fields(completed(raw, defaults), where, prefix)
 
 
-def _kinds(get: Fields) -> list[str]:
-    """Of each layer; by default every sixth has full attention. That of the last one has it."""
+def _kinds(get: Fields, every: int) -> list[str]:
+    """Of each layer; by default every so many have full attention."""
     layers = get.layers()
     if get.raw.get("layer_types") is None:
-        kinds = [FULL if (i + 1) % 6 == 0 else SLIDING for i in range(layers)]
-    else:
-        kinds = list(get.kinds("layer_types", (SLIDING, FULL), layers))
-    return [*kinds[:-1], FULL]
+        return [SLIDING if (i + 1) % every else FULL for i in range(layers)]
+    return list(get.kinds("layer_types", (SLIDING, FULL), layers))
 
 
 def _ropes(get: Fields) -> tuple[RopeShape, RopeShape]:
@@ -148,8 +211,8 @@ def _sources(get: Fields, kinds: list[str]) -> tuple[int, ...]:
     return tuple(i if i < first else last[kind] for i, kind in enumerate(kinds))
 
 
-def gemma4_layer(s: ModelShape, i: int, at: str) -> list[TensorSpec]:
-    """Tensors of a layer of Gemma 4."""
+def gemma_layer(s: ModelShape, i: int, at: str) -> list[TensorSpec]:
+    """Tensors of a layer of Gemma 3n or 4."""
     own = s.of_layer(i)
     missing = ["v_proj"] if own.keys_as_values else []
     if not s.owns_kv(i):
@@ -158,7 +221,11 @@ def gemma4_layer(s: ModelShape, i: int, at: str) -> list[TensorSpec]:
         *(spec for spec in attention_tensors(f"{at}{ATTENTION}", own)
           if spec.name.split(".")[-2] not in missing),
         *dense_tensors(f"{at}mlp.", s.hidden, own.intermediate),
-        *norm_tensors(at, s, s.layer_norms.names), TensorSpec(f"{at}layer_scalar", (1,))]
+        *norm_tensors(at, s, s.layer_norms.names)]
+    if s.altup is None:
+        specs.append(TensorSpec(f"{at}layer_scalar", (1,)))
+    else:
+        specs += altup_tensors(at, s, s.altup)
     if (given := s.token_inputs) is not None:
         specs += [*linear_tensors(f"{at}per_layer_input_gate", given.size, s.hidden),
                   *linear_tensors(f"{at}per_layer_projection", s.hidden, given.size),
@@ -169,3 +236,16 @@ def gemma4_layer(s: ModelShape, i: int, at: str) -> list[TensorSpec]:
                   *mixture_tensors(at, s.hidden, s.experts),
                   *norm_tensors(at, s, [EXPERTS_IN, DENSE_OUT, EXPERTS_OUT])]
     return specs
+
+
+def altup_tensors(at: str, s: ModelShape, a: AltUpShape) -> list[TensorSpec]:
+    """What a layer of Gemma 3n has beside attention, MLP and a token's own input."""
+    altup, low = f"{at}altup.", f"{at}laurel."
+    return [TensorSpec(f"{altup}correct_output_scale", (s.hidden,)),
+            TensorSpec(f"{altup}prediction_coefs.weight", (a.streams**2, a.streams)),
+            TensorSpec(f"{altup}correction_coefs.weight", (a.streams, a.streams)),
+            TensorSpec(f"{altup}modality_router.weight", (a.streams, s.hidden)),
+            *norm_tensors(altup, s, ["router_norm"]),
+            *linear_tensors(f"{low}linear_left", a.rank, s.hidden),
+            *linear_tensors(f"{low}linear_right", s.hidden, a.rank),
+            *norm_tensors(low, s, ["post_laurel_norm"])]

@@ -231,6 +231,22 @@ class TokenInputs(NamedTuple):
     """Width for each layer."""
 
 
+class AltUpShape(NamedTuple):
+    """Hidden states in several streams, of which each layer transforms one and corrects all
+    (alternating updates, arXiv 2301.13310)."""
+
+    streams: int
+    active: int
+    """The one that layers transform."""
+    scaled: bool
+    """What it becomes is scaled before it takes a token's own input."""
+    rank: int
+    """Of the low-rank product beside attention (LAuReL, arXiv 2411.07501)."""
+    sparsity: tuple[float, ...]
+    """Of each layer, the share of its MLP's gates that are cut off, by mean and deviation of
+    each token's."""
+
+
 class LayerGroup(NamedTuple):
     """The layers of one attention window that have keys and values: they share a page pool and a
     page table."""

@@ -12,6 +12,7 @@ from actorium.gpu.families.fp8_config import Fp8Shape
 from actorium.gpu.families.layer_shapes import (
     GATED,
     NOPE,
+    AltUpShape,
     ExpertShape,
     FullHeads,
     IndexShape,
@@ -166,6 +167,8 @@ class ModelShape:
     """Attention over latents instead of keys and values."""
     index: IndexShape | None = None
     """What chooses the tokens that queries attend to; None: they attend to all before them."""
+    altup: AltUpShape | None = None
+    """None: hidden states are one stream."""
     mtp_layers: int = 0
     """1 where a layer of the checkpoint, beside all others, predicts further tokens (MTP)."""
     fp8: Fp8Shape | None = None
@@ -180,6 +183,8 @@ class ModelShape:
     """GPUs that share the layers; sizes of heads, MLPs and vocabulary are those of one of them."""
     whole_vocab_size: int = 0
     """Of the vocabulary that GPUs share; 0: `vocab_size`."""
+    whole_intermediate: int = 0
+    """Of the MLPs that GPUs share; 0: `intermediate`."""
 
     @property
     def vocabulary(self) -> int:
@@ -253,6 +258,11 @@ class ModelShape:
     def rope_columns(self) -> int:
         """Width of the tables of cosines (and of sines) of all ropes, side by side."""
         return sum(self.of_rope(r).head_dim for r in range(len(self.ropes or (0,))))
+
+    @property
+    def stream_width(self) -> int:
+        """Numbers of a token between two layers."""
+        return self.hidden * (self.altup.streams if self.altup else 1)
 
     @property
     def token_width(self) -> int:
@@ -370,7 +380,7 @@ class ModelShape:
                                        shared=-(-experts.shared // tp))
         full = self.full_heads
         return replace(
-            self, tp=tp, whole_vocab_size=self.vocabulary,
+            self, tp=tp, whole_vocab_size=self.vocabulary, whole_intermediate=self.intermediate,
             full_heads=full and full._replace(kv_heads=shared(full.kv_heads, tp, "kv heads")),
             shared_intermediate=-(-self.shared_intermediate // tp),
             kv_heads=shared(self.kv_heads, tp, "kv heads"),

@@ -28,6 +28,8 @@ TOKEN_TABLE, TOKEN_PROJECTION, TOKEN_NORM = (
     "model.embed_tokens_per_layer", "model.per_layer_model_projection",
     "model.per_layer_projection_norm")
 """What makes the inputs that tokens give every layer by themselves; see `TokenInputs`."""
+SPREAD, MERGE = "model.altup_projections.", "model.altup_unembed_projections."
+"""What makes streams of hidden states of embeddings, and one of them again; see `AltUpShape`."""
 EMBED_AND_HEAD = (EMBED, HEAD)
 """The tensors that are not a projection's and can be held in 4 to 8 bits."""
 ATTENTION = "self_attn."
@@ -134,6 +136,9 @@ def embedding_and_head_tensors(s: ModelShape) -> list[TensorSpec]:
         specs += [TensorSpec(f"{TOKEN_TABLE}.weight", (given.vocab, s.token_width)),
                   *linear_tensors(TOKEN_PROJECTION, s.token_width, s.hidden),
                   TensorSpec(f"{TOKEN_NORM}.weight", (given.size,))]
+    if s.altup is not None:
+        specs += [spec for at in (SPREAD, MERGE) for i in range(s.altup.streams - 1)
+                  for spec in linear_tensors(f"{at}{i}", s.hidden, s.hidden)]
     if s.head_bias:
         specs.append(TensorSpec("lm_head.bias", (s.vocab_size,)))
     return specs if s.tied else [*specs, TensorSpec(HEAD, (s.vocab_size, s.hidden))]

@@ -42,7 +42,7 @@ class StepInputs:
             return arena.keep(arena.take(shape, dtype)).zero_()
 
         groups = len(model.shape.groups)
-        self.hidden = take((rows, model.shape.hidden), model.dtype)
+        self.hidden = take((rows, model.shape.stream_width), model.dtype)
         self._tables = [_bits(table) for table in model.ropes]
         self.ropes = [take((rows, *table.shape[1:]), table.dtype) for table in model.ropes]
         if model.shape.token_width:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from actorium.gpu.families.gemma_config import DENSE_OUT, EXPERTS_IN, EXPERTS_OUT, ROUTER
@@ -15,6 +16,7 @@ from actorium.gpu.families.tensor_specs import (
     TOKEN_PROJECTION,
     TOKEN_TABLE,
 )
+from actorium.gpu.models.altup import AltUpLayer, TokenGate, altup_layer, streams_of
 from actorium.gpu.models.attention import attention
 from actorium.gpu.models.decoder import Decoder, Layer, Mixer
 from actorium.gpu.models.forward_context import ForwardContext
@@ -88,28 +90,6 @@ def shared_attention(w: LayerWeights, whole: ModelShape, i: int) -> SharedAttent
 
 
 @dataclass(slots=True)
-class TokenGate:
-    """What adds a token's own input for this layer to its hidden state."""
-
-    first: int
-    """Of the layer's columns of that input."""
-    size: int
-    gate: Linear
-    back: Linear
-    norm: Tensor
-    eps: float
-
-    def inputs(self, step: ForwardContext) -> Tensor:
-        """[T, size], which lie apart."""
-        return step.ropes[-1][:, self.first:self.first + self.size]
-
-    def forward(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        """hidden: [T, hidden]; rows: [T, size], see `inputs`."""
-        y = ops.gelu_by(ops.linear(hidden, self.gate), rows)
-        return ops.add(ops.norm(ops.linear(y, self.back), self.norm, self.eps), hidden)
-
-
-@dataclass(slots=True)
 class ExpertsBeside:
     """A mixture of experts that takes a layer's hidden states beside its dense MLP."""
 
@@ -160,7 +140,7 @@ class GemmaLayer(Layer):
 
 
 class GemmaLM(Decoder):
-    """Layers of Gemma 4."""
+    """Layers of Gemma 4; of Gemma 3n those of `altup.py`."""
 
     @staticmethod
     def layer_fused(s: ModelShape, i: int, at: str) -> list[Fused]:
@@ -170,14 +150,16 @@ class GemmaLM(Decoder):
         s = self.shape
         own = w.under("self_attn.")
         mixer: Mixer = attention(own, s, i) if s.owns_kv(i) else shared_attention(own, s, i)
-        scalar = w.pop("layer_scalar")
         gate = beside = None
         if (given := s.token_inputs) is not None:
             gate = TokenGate(i * given.size, given.size, w.linear(False, "per_layer_input_gate"),
                              w.linear(False, "per_layer_projection"),
                              w.norm("post_per_layer_input_norm"), s.norm_eps)
+        if s.altup is not None and gate is not None:
+            return altup_layer(w, s, s.altup, i, mixer, gate)
         if s.experts is not None:
             beside = self._beside(w)
+        scalar = w.pop("layer_scalar")
         return GemmaLayer(
             mixer, dense(w.under("mlp."), activation=s.activation), s.norm_eps,
             *map(w.norm, s.layer_norms), beside=beside, token_gate=gate,
@@ -202,12 +184,22 @@ class GemmaLM(Decoder):
             self.token_table = whole.pop(f"{TOKEN_TABLE}.weight")
             self.token_projection = whole.linear(False, TOKEN_PROJECTION)
             self.token_norm = whole.norm(TOKEN_NORM)
+        if self.shape.altup is not None:
+            self.streams = streams_of(whole, self.shape.altup)
+            last = self.layers[-1]
+            assert isinstance(last, AltUpLayer)
+            last.streams = self.streams
+
+    def embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        hidden = super().embedded(tokens, positions)
+        return hidden if self.shape.altup is None else self.streams.spread(hidden)
 
     def token_inputs(self, tokens: Tensor, hidden: Tensor) -> list[Tensor]:
         s = self.shape
         if (given := s.token_inputs) is None:
             return []
-        by_id = self.token_table.index_select(0, tokens) * rounded(given.size ** 0.5, s.dtype)
-        by_embedding = self.token_projection(hidden) * s.hidden ** -0.5
+        known = torch.where(tokens < given.vocab, tokens, 0)
+        by_id = self.token_table.index_select(0, known) * rounded(given.size ** 0.5, s.dtype)
+        by_embedding = self.token_projection(hidden[:, :s.hidden].contiguous()) * s.hidden ** -0.5
         normed = self.ops.rms_norm(by_embedding.view(-1, given.size), self.token_norm, s.norm_eps)
         return [(normed.view(by_id.shape) + by_id) * 2.0 ** -0.5]

@@ -25,7 +25,7 @@ from actorium.gpu.families.architectures import (
 )
 from actorium.gpu.families.deepseek_config import deepseek_layer
 from actorium.gpu.families.fp8_config import fp8_shape
-from actorium.gpu.families.gemma_config import gemma4_layer
+from actorium.gpu.families.gemma_config import gemma_layer
 from actorium.gpu.families.granite_config import granite_hybrid_layer
 from actorium.gpu.families.llama_config import causal_layer
 from actorium.gpu.families.mamba_config import parted_layer
@@ -55,7 +55,7 @@ LOG = logging.getLogger("actorium.model")
 ChoosePasses = Callable[[Decoder, tuple[str, ...]], tuple[str, ...]]
 OF_LAYERS: dict[LayerTensors, type[Decoder]] = {
     causal_layer: CausalLM, hybrid_layer: HybridLM, deepseek_layer: DeepseekLM,
-    granite_hybrid_layer: GraniteLM, parted_layer: PartedLM, gemma4_layer: GemmaLM}
+    granite_hybrid_layer: GraniteLM, parted_layer: PartedLM, gemma_layer: GemmaLM}
 """What runs layers of these tensors."""
 MODELS = {name: OF_LAYERS[own.layer] for name, own in ARCHITECTURES.items()}
 """What runs each of `ARCHITECTURES`."""

@@ -173,6 +173,54 @@ def token_rows(step: Any, gate: Any) -> Tensor:
 
 
 @operation
+def shared_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`norm`, for several who take it as it is."""
+    return rms_norm(x, weight, eps)
+
+
+@operation
+def predict(x: Tensor, altup: Any) -> Tensor:
+    """What a layer's streams will be: [T, streams * K]."""
+    y: Tensor = altup.predict(x)
+    return y
+
+
+@operation
+def active(x: Tensor, altup: Any) -> Tensor:
+    """The stream that a layer transforms: [T, K]. x: [T, streams * K]."""
+    y: Tensor = altup.active(x)
+    return y
+
+
+@operation
+def correct(predicted: Tensor, y: Tensor, altup: Any) -> Tensor:
+    """The predicted streams, by what the active one became, y: [T, K]."""
+    x: Tensor = altup.correct(predicted, y)
+    return x
+
+
+@operation
+def add_to_others(x: Tensor, y: Tensor, altup: Any) -> Tensor:
+    """x with y, [T, K], added to all streams but the first, perhaps in its memory."""
+    total: Tensor = altup.add_to_others(x, y)
+    return total
+
+
+@operation
+def merge(x: Tensor, streams: Any) -> Tensor:
+    """One stream of several: [T, K]."""
+    y: Tensor = streams.merge(x)
+    return y
+
+
+@operation
+def cut_gelu_mul(gate_up: Tensor, mlp: Any) -> Tensor:
+    """`gelu_mul`, but for gates that are cut off."""
+    y: Tensor = mlp.cut_gelu_mul(gate_up)
+    return y
+
+
+@operation
 def activate(x: Tensor, own: Any) -> Tensor:
     """The activation of an MLP without a gate, of each number of [T, I]; own: see
     `TorchOps.activation`."""
@@ -321,8 +369,8 @@ WRITES = (write_kv, write_latent, rotate_write)
 def functions(ops: Any) -> dict[Callable[..., Any], Callable[..., Any]]:
     """What runs each operation; ops: a `TorchOps`."""
     return {
-        norm: ops.rms_norm, layer_norm: ops.layer_norm, norm_add: ops.rms_norm_add,
-        add_norm: ops.add_rms_norm,
+        norm: ops.rms_norm, shared_norm: ops.rms_norm, layer_norm: ops.layer_norm,
+        norm_add: ops.rms_norm_add, add_norm: ops.add_rms_norm,
         norm_quant: ops.rms_norm_quant, add_norm_quant: ops.add_rms_norm_quant,
         norm_for: ops.norm_for, silu_mul: ops.silu_mul, gelu_mul: ops.gelu_mul,
         silu_mul_quant: ops.silu_mul_quant, gelu_mul_quant: ops.gelu_mul_quant,
@@ -336,6 +384,8 @@ def functions(ops: Any) -> dict[Callable[..., Any], Callable[..., Any]]:
 METHODS: dict[Callable[..., Any], tuple[str, int]] = {
     linear: ("__call__", 1), linear_add: ("add", 1), gated: ("__call__", 1),
     activate: ("__call__", 1), token_rows: ("inputs", 1),
+    predict: ("predict", 1), active: ("active", 1), correct: ("correct", 2),
+    add_to_others: ("add_to_others", 2), merge: ("merge", 1), cut_gelu_mul: ("cut_gelu_mul", 1),
     norm_qk: ("norm_qk", 1), write_kv: ("write_kv", 2), write_latent: ("write_latent", 1),
     rotate_write: ("rotate_write", 1),
     attend: ("between", 1), recur: ("between", 1), expand_values: ("expand", 1),

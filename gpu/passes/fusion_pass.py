@@ -41,6 +41,11 @@ class LayerFacts:
                 and self.shape.owns_kv(self.index))
 
     @property
+    def mixer_normed(self) -> bool:
+        """Whether what goes into the mixer, and nowhere else, is normed by its RMS."""
+        return self.rms_before and self.shape.altup is None
+
+    @property
     def beside(self) -> Any:
         """The experts beside its MLP, if there are any."""
         return getattr(self.layer, "beside", None)

@@ -98,7 +98,7 @@ class AddNorm(FusionPass):
     def expected(self, facts: LayerFacts) -> int:
         """The sums that no product has made and that are normed: of the layer before, and of the
         mixer."""
-        if not facts.rms_before:
+        if not facts.mixer_normed:
             return 0
         mixer = (facts.layer.mlp is not None and not facts.mixer_added
                  and not facts.mixer_reduced)
@@ -222,7 +222,8 @@ class NormQuant(FusionPass):
         joined with the norm."""
         if not facts.rms_before:
             return 0
-        mixer = facts.layer.mixer.form.columns > 0 and facts.given_as is not Pending.REDUCE
+        mixer = (facts.mixer_normed and facts.layer.mixer.form.columns > 0
+                 and facts.given_as is not Pending.REDUCE)
         if facts.layer.mlp is None:
             return int(mixer)
         beside = facts.beside is not None and facts.beside.mixture.experts.form.columns > 0
@@ -276,7 +277,8 @@ class NormProduct(FusionPass):
         layer = facts.layer
         if not facts.rms_before:
             return 0
-        mixer = layer.mixer.form.norms is not None and not facts.mixer_norm_sums
+        mixer = (facts.mixer_normed and layer.mixer.form.norms is not None
+                 and not facts.mixer_norm_sums)
         if layer.mlp is None:
             return int(mixer)
         gated = facts.shape.has_experts(facts.index) or facts.gates(facts.gate_up)

@@ -284,7 +284,7 @@ class LayerTimer:
         self.model = model
         self.layers = model.layers[:LAYERS]
         self.step = bare_step(model, tokens, page_dtype(model))
-        self.hidden = torch.randn((tokens, s.hidden), device=model.device).to(model.dtype)
+        self.hidden = torch.randn((tokens, s.stream_width), device=model.device).to(model.dtype)
         self.middles = [torch.zeros((tokens, layer.mixer.inner), dtype=model.dtype,
                                     device=model.device) for layer in self.layers]
 

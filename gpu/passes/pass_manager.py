@@ -268,7 +268,10 @@ def tolerance(model: Decoder) -> float:
     known, grouped = TOLERANCE[model.dtype], model.shape.grouped
     if grouped is not None and grouped.default is not None and not grouped.default.group:
         known = max(known, WIDE_TOLERANCE * (model.dtype is torch.bfloat16))
-    return known if model.shape.fp8 is None else max(known, FP8_TOLERANCE)
+    if model.shape.fp8 is None:
+        return known
+    # A norm behind a product gives what the product is off by to all that follows.
+    return max(known, FP8_TOLERANCE * (2 if model.shape.sandwich_norms else 1))
 
 
 @torch.inference_mode()
@@ -283,7 +286,7 @@ def difference(model: Decoder, layer: Any, plain: LayerRun, fused: LayerRun, pai
     def drawn(*size: int) -> Tensor:
         return torch.randn(size, generator=generator).to(model.device, model.dtype)
 
-    size = (ROWS, model.shape.hidden)
+    size = (ROWS, model.shape.stream_width)
     stream: HiddenStream = (drawn(*size), drawn(*size)) if pair else drawn(*size)
     y = drawn(ROWS, layer.mixer.inner)
 

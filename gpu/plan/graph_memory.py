@@ -223,7 +223,7 @@ def program_sizes(shape: ModelShape, demand: Demand, rows: int) -> ProgramSizes:
     """What the worker allocates for steps of so many rows."""
     width = page_table_width(shape.max_model_len, demand.page_size)
     width += -(-demand.drafts // demand.page_size)
-    brought = (shape.hidden + 2 * shape.rope_columns + shape.token_width) * shape.itemsize \
+    brought = (shape.stream_width + 2 * shape.rope_columns + shape.token_width) * shape.itemsize \
         + len(shape.groups) * (8 + 4 * width) + 4 + 16
     programs = sum(rows // (q_len + 1) for q_len in range(demand.drafts + 1))
     calls = programs * shape.layers * LAYER_CALLS * CALL_BYTES

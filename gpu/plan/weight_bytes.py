@@ -147,10 +147,13 @@ def workspace_bytes(shape: ModelShape, tokens: int, rows: int) -> int:
         widths.append(3 * max(own.intermediate for own in shape.kinds))
     if (e := shape.experts) is not None and (shape.sparse or e.beside):
         widths.append(e.chosen * (3 * e.size + shape.hidden) + 3 * e.shared)
+    if shape.altup is not None:  # what is predicted, in f32, and corrected
+        more = 1 + 3 * 4 // shape.itemsize
+        widths = [width + more * shape.stream_width for width in widths]
     if shape.recurrence is not None:
         inner = 2 * shape.recurrence.state.columns[1] + 3 * shape.recurrence.inner
         # Attention beside it takes the same input, and its output lies beside.
         widths.append(inner + (len(shape.attention_layers) + len(shape.recurrent) > shape.layers)
                       * 2 * widths[0])
-    each = (2 * shape.hidden + shape.token_width + max(widths)) * shape.itemsize
+    each = (2 * shape.stream_width + shape.token_width + max(widths)) * shape.itemsize
     return tokens * each + rows * shape.vocabulary * (shape.itemsize + 4)

@@ -28,6 +28,9 @@ ALIGNED = 16
 """Numbers of a row, of which norms are to have multiples: their loads, and with them the order of
 their sums, follow from how rows are aligned."""
 
+TWO_PASSES = 32_768
+"""Numbers that torch sums on one thread where they are a row alone, as of several rows."""
+
 
 def departures(model: LoadedModel, asked: str) -> list[str]:
     """What is not exact, in words; empty: everything is. asked: `--exact`."""
@@ -106,6 +109,8 @@ def device_departures(model: Decoder) -> list[str]:
     found += [f"norms of {width} numbers (exact are multiples of {ALIGNED})"
               for width in sorted({shape.hidden, *(own.head_dim for own in shape.kinds)})
               if width % ALIGNED]
+    if shape.altup is not None and (model.ops.name != "native" or shape.intermediate >= TWO_PASSES):
+        found.append("means over streams and gates, by torch")
     if model.group.place.size > 1:
         found.append("sums over ranks, of which nothing has been shown")
     if shape.index is not None:

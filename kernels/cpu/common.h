@@ -16,7 +16,8 @@ typedef uint16_t bf16;
 #define INLINE static inline __attribute__((always_inline))
 #include "lanes.h"
 #include "tiles.h"
-#define MAX_DIM 256
+#define MAX_DIM 256  /* numbers of a head in recurrent layers, towers and attention in 8 bits */
+#define MAX_HEAD 512 /* the same in all other attention */
 
 INLINE float wide(bf16 x) {
     uint32_t bits = (uint32_t)x << 16;

@@ -20,7 +20,7 @@ INLINE void attend(const struct paged_decode *d, const bf16 *q, const int32_t *t
                    int len, int head, int group, const float *sinks, const float *slopes,
                    const int codes, int dim, bf16 *out) {
     const float by = d->cap ? d->scale / d->cap : d->scale;
-    float query[GROUP][MAX_DIM], acc[GROUP][MAX_DIM], score[GROUP][CHUNK];
+    float query[GROUP][MAX_HEAD], acc[GROUP][MAX_HEAD], score[GROUP][CHUNK];
     float top[GROUP], sum[GROUP];
     for (int g = 0; g < group; g++) {
         top[g] = sinks && sinks[g] > -1e38f ? sinks[g] : -INFINITY, sum[g] = top[g] > -INFINITY;
@@ -40,7 +40,7 @@ INLINE void attend(const struct paged_decode *d, const bf16 *q, const int32_t *t
             const char *soon = at[s + AHEAD < count ? s + AHEAD : count - 1];
             for (int i = 0; i < size; i += 64)
                 __builtin_prefetch(soon + i), __builtin_prefetch(at[s] + values + i);
-            float key[MAX_DIM];
+            float key[MAX_HEAD];
             widen(at[s], codes, scales[s], dim, key);
             for (int g = 0; g < group; g++) {
                 float dot = 0;
@@ -58,7 +58,7 @@ INLINE void attend(const struct paged_decode *d, const bf16 *q, const int32_t *t
             for (int i = 0; i < dim; i++) acc[g][i] *= fade;
         }
         for (int s = 0; s < count; s++) {
-            float value[MAX_DIM];
+            float value[MAX_HEAD];
             widen(at[s] + values, codes, scales[s] + (codes ? d->kv_heads : 0), dim, value);
             for (int g = 0; g < group; g++) {
                 float p = score[g][s];

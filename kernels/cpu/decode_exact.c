@@ -30,7 +30,7 @@ INLINE void add_pair(float pairs[][KEYS / 2], int i, float sums[2], const int n)
 #define MOST 32 /* queries of a task that are under way at once */
 
 /* What is kept of a query from round to round. */
-struct column { float top, sum, outputs[MAX_DIM] __attribute__((aligned(64))); };
+struct column { float top, sum, outputs[MAX_HEAD] __attribute__((aligned(64))); };
 
 /* Scores of a query that sees keys [from, to) of a round become weights; those of whole registers
  * behind `to` are left: they would be 0, and are not looked at. cap: of scores in bits, or 0. slope:
@@ -104,7 +104,7 @@ INLINE void find(const struct paged_decode *d, const int32_t *table, int begin, 
 
 /* Where their keys and values of key head k lie. */
 INLINE void find_head(const struct paged_decode *d, const int64_t tokens[KEYS], int count, int k,
-                      int dim, bf16 wider[KEYS][2 * MAX_DIM], const bf16 *at[KEYS],
+                      int dim, bf16 wider[KEYS][2 * MAX_HEAD], const bf16 *at[KEYS],
                       const bf16 *values[KEYS]) {
     const int64_t size = d->scales ? 1 : sizeof(bf16), kv = (int64_t)d->kv_heads * dim * size;
     const char *pages = (const char *)d->pages + (int64_t)k * dim * size;
@@ -143,8 +143,8 @@ struct part { int64_t own; int row, rows, k, share, first, count; };
 
 /* Key heads one after another within a round: what a token has lies together. */
 INLINE void attend_exact(const struct paged_decode *d, struct part a, int dim) {
-    number keys[KEYS * MAX_DIM] __attribute__((aligned(64)));
-    bf16 wider[KEYS][2 * MAX_DIM] __attribute__((aligned(64)));
+    number keys[KEYS * MAX_HEAD] __attribute__((aligned(64)));
+    bf16 wider[KEYS][2 * MAX_HEAD] __attribute__((aligned(64)));
     struct column column[MOST];
     const int group = d->heads / d->kv_heads;
     const int32_t *table = d->tables + a.own * d->table_stride;

@@ -114,7 +114,7 @@ void gelu_mul(const bf16 *gate_up, bf16 *y, int64_t rows, int dim, int threads) 
 
 /* Norm (w may be 0) and rotate one head in place. table: cos[dim], then signed sin[dim]. */
 INLINE void turn(bf16 *x, const bf16 *w, const bf16 *table, int dim, float eps) {
-    float a[MAX_DIM];
+    float a[MAX_HEAD];
     int half = dim / 2;
     if (w) {
         float r = inverse_rms(x, dim, eps);

@@ -38,7 +38,7 @@ INLINE void turn_keys(const bf16 *const at[16], int dim, float *to) {
 #endif
 
 /* Scores of `n` queries (1 or 2) with `groups` registers of a round's keys, from `s` on. */
-INLINE void score_some(float query[][MAX_DIM], const float *keys, int s, int dim,
+INLINE void score_some(float query[][MAX_HEAD], const float *keys, int s, int dim,
                        float scores[][KEYS], const int n, const int groups) {
     floats16 sum[2][AT_ONCE];
     for (int h = 0; h < n; h++)
@@ -57,7 +57,7 @@ INLINE void score_some(float query[][MAX_DIM], const float *keys, int s, int dim
 /* Scores with the first `count` keys, in whole registers; what is behind those may be anything. */
 INLINE void score_keys(const bf16 *const q[2], const float *keys, int count, int dim,
                        float scores[][KEYS], const int n) {
-    float query[2][MAX_DIM];
+    float query[2][MAX_HEAD];
     for (int h = 0; h < n; h++)
         for (int d = 0; d < dim; d++) query[h][d] = wide(q[h][d]);
     int s = 0;

@@ -79,7 +79,7 @@ static void widen_rows(const bf16 *at[32], const bf16 *const scales[32], int row
 #else
 /* Codes of keys and values of 32 tokens as bf16, but for `zeros`; scales: of each token's. */
 static void widen(const bf16 *at[32], const bf16 *const scales[32], int kv_heads, int dim,
-                  bf16 wider[32][2 * MAX_DIM]) {
+                  bf16 wider[32][2 * MAX_HEAD]) {
     for (int i = 0; i < 32; i++) {
         if (at[i] == zeros) continue;
         const int8_t *codes = (const int8_t *)at[i];
@@ -101,7 +101,7 @@ static void pack(const struct call *c, const struct row *row, int k, int64_t beg
     bf16 wider[32][WIDEST] __attribute__((aligned(64)));
 #else
     const int64_t rows = 2 * c->kv_heads, stride = rows * c->dim * size;
-    bf16 wider[32][2 * MAX_DIM] __attribute__((aligned(64)));
+    bf16 wider[32][2 * MAX_HEAD] __attribute__((aligned(64)));
 #endif
     const char *pages = (const char *)c->pages + k * c->dim * size;
     const int32_t *table = (const int32_t *)row->table;

@@ -8,7 +8,7 @@
 #ifdef LATENT
 #define WIDEST 1024 /* numbers of a row, which is key and value */
 #else
-#define WIDEST MAX_DIM
+#define WIDEST MAX_HEAD
 #endif
 
 /* A key or value of nobody's. */

@@ -62,9 +62,11 @@ def config(group: int, dim: int, eight: bool, capability: int = HOPPER.capabilit
 
     Two sums of values are held, of the chunk and of those before it: 128 registers a thread, which
     leaves room for short blocks, and other than on sm_90, where queries and scores are in registers
-    as well, for half the rows. Heads of 256 have eight warps for them."""
+    as well, for half the rows. Heads of 256 have eight warps for them, those of 512 half the rows
+    as well."""
     big = dim > 128
-    rows = max(ROWS if capability == 90 or dim <= 64 else ROWS // 2, triton.next_power_of_2(group))
+    whole = dim <= 256 and capability == 90 or dim <= 64
+    rows = max(ROWS if whole else ROWS // 2, triton.next_power_of_2(group))
     block = 32
     if capability == 90:
         block = 64 if dim <= 64 else 16 if big and not eight else 32

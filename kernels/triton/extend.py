@@ -52,7 +52,8 @@ def config(group: int, dim: int, itemsize: int, longest: int, eight: bool = Fals
 
     128 x 64 tiles: with 8 warps the sums are 64 registers a thread, which leaves room for one
     program on an SM, and so for its queries and two blocks under way (five stages, as in decode) in
-    128 KiB. Heads of 256 halve the rows, and one block under way is what fits. Where all chunks
+    128 KiB. Heads of 256 halve the rows, and one block under way is what fits; those of 512 halve
+    both again. Where all chunks
     hardly begin a tile, the smallest one; nothing between them, since each is compiled when it is
     first met. Before sm_90 a warp holds its rows' queries in registers, and half a block of keys.
     fp32 has no tensor cores, and a product there holds rows of both operands: tiles that fit
@@ -61,14 +62,17 @@ def config(group: int, dim: int, itemsize: int, longest: int, eight: bool = Fals
     fp32 = itemsize > 2
     narrow = dim <= (128 if fp32 else 64)  # its sums leave room for another program, barely
     registers = 255 if capability < 90 and narrow else None
-    most = max(LANES, min(32, 4096 // dim)) if fp32 else 128 if dim <= 128 else 64
+    huge = dim > 256
+    most = (max(LANES, min(32, 4096 // dim)) if fp32 else 128 if dim <= 128 else
+            32 if huge else 64)
     rows = max(LANES if group * longest <= LANES else most, triton.next_power_of_2(group))
     if fp32:
         return ExtendLaunch(rows, max(LANES, min(32, 2048 // dim)), 8 if rows >= 32 else 4, 3,
                             registers)
     less = 1 if not eight or dim <= 128 else 4 if codes and capability == 90 else 2
-    block = (64 if capability >= 90 else 32) // less
-    return ExtendLaunch(rows, block, 8 if rows >= 64 else 4, 5 if dim <= 128 else 3, registers)
+    block = max(LANES, (64 if capability >= 90 else 32) // less // (2 if huge else 1))
+    return ExtendLaunch(rows, block, 8 if rows >= 64 or huge else 4, 5 if dim <= 128 else 3,
+                        registers)
 
 
 def plan_blocks(

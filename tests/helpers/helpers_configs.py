@@ -40,6 +40,9 @@ TOWER_3 = {**VISION, "num_position_embeddings": 25, "deepstack_visual_indexes": 
 GEMMA4 = {"sliding_window": 32, "global_head_dim": 24, "hidden_size_per_layer_input": 8,
           "vocab_size_per_layer_input": 199, "layer_types": [
               "sliding_attention", "full_attention", "sliding_attention", "full_attention"]}
+GEMMA3N = {**{name: own for name, own in GEMMA4.items() if name != "global_head_dim"},
+           "num_kv_shared_layers": 2, "laurel_rank": 16, "altup_num_inputs": 3,
+           "activation_sparsity_pattern": [0.8, 0.0, 0.5, 0.0]}
 CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["LlamaForCausalLM"], "attention_bias": True, "mlp_bias": True},
     {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True, "dtype": "float32"},
@@ -176,6 +179,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["Gemma4ForConditionalGeneration"], "text_config": {
         **SMALL, **GEMMA4, "num_kv_shared_layers": 2,
         "use_double_wide_mlp": True}},
+    {"architectures": ["Gemma3nForCausalLM"], **GEMMA3N, "activation_sparsity_pattern": None},
+    {"architectures": ["Gemma3nForConditionalGeneration"], "text_config": {**SMALL, **GEMMA3N}},
 ]
 
 

@@ -42,7 +42,7 @@ def tiny_config(architecture: str = "Qwen3ForCausalLM", **options: Any) -> Any:
     if architecture.startswith("Mistral"):
         base["sliding_window"] = None
     name = architecture.replace("LMHeadModel", "ForCausalLM").replace("ForCausalLM", "Config")
-    for family in ("Gemma3", "Gemma4", "Llama4"):
+    for family in ("Gemma3", "Gemma3n", "Gemma4", "Llama4"):
         name = name.replace(f"{family}C", f"{family}TextC")
     config = getattr(transformers, name)(**{**base, **options})
     config.architectures = [architecture]
@@ -61,7 +61,7 @@ def tiny_model(architecture: str = "Qwen3ForCausalLM", seed: int = 0, **options:
         for name, p in model.named_parameters():
             around_one = "norm" in name or name.endswith("scale")
             p.normal_(1.0 if around_one and not architecture.startswith(PLUS_ONE) else 0.0, 0.15)
-            if "q_norm" in name and architecture.startswith("Gemma4"):
+            if "q_norm" in name and architecture.startswith(("Gemma3n", "Gemma4")):
                 p.mul_(0.25)  # whose scores nothing else scales
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):

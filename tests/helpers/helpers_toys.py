@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import transformers
 from helpers_configs import CONFIGS, SMALL, TOWER_25, VISION, name_of
+from safetensors.torch import load_file, save_file
 
 FIRST: dict[str, dict[str, Any]] = {}
 """By class, the first of `CONFIGS`."""
@@ -46,8 +47,10 @@ WIDE = {**dict.fromkeys(("OlmoeForCausalLM", "PhiForCausalLM", "StableLmForCausa
 """
 
 
-STANDS_IN = {"InternLM3ForCausalLM": "LlamaForCausalLM"}
-"""Classes of transformers with the tensors of those that it lacks."""
+STANDS_IN = {"InternLM3ForCausalLM": "LlamaForCausalLM",
+             "Gemma3nForConditionalGeneration": "Gemma3nForCausalLM"}
+"""Classes of transformers with the tensors of those that it lacks, or whose tower it cannot make.
+"""
 OF_LLAMA = {"InternLM3ForCausalLM": {"attention_bias": True, "mlp_bias": True}}
 """What they ask for."""
 
@@ -76,11 +79,16 @@ def write_toy(path: Path, architecture: str, dtype: torch.dtype = torch.float32,
     made = getattr(transformers, STANDS_IN.get(architecture, architecture))
     fields = toy_fields(architecture, str(dtype).removeprefix("torch."), more)
     torch.manual_seed(7)
-    model = made(made.config_class(**fields, **OF_LLAMA.get(architecture, {}))).float().eval()
+    text = fields.get("text_config", fields) if architecture in STANDS_IN else fields
+    model = made(made.config_class(**text, **OF_LLAMA.get(architecture, {}))).float().eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.copy_(torch.randn_like(weight) * 0.1 + (weight if weight.ndim == 1 else 0))
     model.to(dtype).save_pretrained(path)
     if architecture in STANDS_IN:
         (path / "config.json").write_text(json.dumps(fields))
+    if architecture in STANDS_IN and "text_config" in fields:
+        file = str(path / "model.safetensors")
+        save_file({name.replace("model.", "model.language_model.", 1): own
+                   for name, own in load_file(file).items()}, file, {"format": "pt"})
     return model

@@ -56,7 +56,7 @@ def test_auto_takes_the_fastest_that_can() -> None:
     assert choose(DECODE, NEEDS, auto, CPU).name == "native"
     for part, needs, why in (
             (EXTEND, NEEDS._replace(head_dim=72), "multiples of 32 numbers, the model's of 72"),
-            (DECODE, NEEDS._replace(head_dim=512), "256 numbers at most, the model's of 512"),
+            (DECODE, NEEDS._replace(head_dim=1024), "512 numbers at most, the model's of 1024"),
             (DECODE, NEEDS._replace(latent_rank=1000), "1024 numbers at most"),
             (DECODE, NEEDS._replace(dtype="float32"), "no queries in float32 (bfloat16)"),
             (DECODE, NEEDS._replace(cache_dtype="float16"), "no pages in float16")):

@@ -64,7 +64,7 @@ def draw_case(data: st.DataObject, name: str, part: str, window: int, cap: bool,
         (own, kept) for own in can.dtypes for kept in can.cache_dtypes if not BACKENDS[name].fault(
             part, AttentionNeeds("cpu", own, kept, 64, 16), CPU)]), "dtypes")
     step = can.head_dim_step
-    dim = data.draw(st.sampled_from([d for d in (8, 24, 32, 64, 96, 128, 256) if d % step == 0
+    dim = data.draw(st.sampled_from([d for d in (8, 24, 32, 64, 96, 128, 256, 512) if d % step == 0
                                      and (not can.most_head_dim or d <= can.most_head_dim)]), "dim")
     kv_heads = data.draw(st.integers(1, 3), "kv heads")
     heads = kv_heads * data.draw(st.sampled_from([1, 2, 3, 5, 8]), "group")

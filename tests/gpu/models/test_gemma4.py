@@ -1,4 +1,5 @@
-"""Gemma 4: layers of two shapes, layers that read others' pages, checkpoints, what is refused."""
+"""Gemma 3n and 4: layers of two shapes, layers that read others' pages, checkpoints, what is
+refused."""
 
 from __future__ import annotations
 
@@ -163,3 +164,34 @@ def test_fields_of_transformers_and_of_published_configs_say_the_same(tmp_path: 
     own = {"architectures": [GEMMA]}
     assert shape_from_config(config | own, HERE) == shape_from_config(
         theirs | own | {"global_head_dim": 24, "num_global_key_value_heads": 1}, HERE)
+
+
+def test_pages_and_weights_of_gemma_3n() -> None:
+    """As published, E4B, by transformers' defaults; E2B is a part of it."""
+    shape = shape_from_config({"architectures": ["Gemma3nForConditionalGeneration"], "text_config":
+                               {"model_type": "gemma3n_text", "dtype": "bfloat16"}}, HERE)
+    assert [(group.window, len(group.layers)) for group in shape.groups] == [(512, 16), (0, 4)]
+    plan = make_plan(shape, Demand(4, checkpoints=0), 8 << 30)
+    assert plan.token_bytes == 4 * 2 * 2 * 256 * 2
+    assert [pool.page_bytes // plan.token_bytes for pool in plan.pools] == [4 * 16, 16]
+    assert 6.8 < parameters(shape) / 1e9 < 6.9
+    assert shape.altup is not None and shape.altup.sparsity == (0.95,) * 10 + (0.0,) * 25
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"use_bidirectional_attention": True}, "use_bidirectional_attention: is not supported"),
+    ({"hidden_activation": "silu"}, "hidden_activation: only 'gelu_pytorch_tanh'"),
+    ({"intermediate_size": [96, 96, 96, 48]}, "intermediate_size: only one width"),
+    ({"altup_active_idx": 4}, "altup_active_idx: must be below 4"),
+    ({"altup_num_inputs": 99}, "altup_num_inputs: must be at most 64"),
+    ({"laurel_rank": 0}, "laurel_rank: must be a positive integer"),
+    ({"activation_sparsity_pattern": [0.5] * 3}, "activation_sparsity_pattern: must list 4"),
+    ({"activation_sparsity_pattern": [1.0] * 4}, "activation_sparsity_pattern: must list 4"),
+    ({"hidden_size_per_layer_input": 0}, "hidden_size_per_layer_input"),
+    ({"num_kv_shared_layers": 3}, "num_kv_shared_layers: no layer before")])
+def test_unsupported_fields_of_gemma_3n_are_named(tmp_path: Path, change: dict[str, Any],
+                                                  message: str) -> None:
+    fields = {"architectures": ["Gemma3nForCausalLM"], "num_attention_heads": 4, "hidden_size": 64,
+              "head_dim": 16, "intermediate_size": [96] * 4, **OPTIONS}
+    assert shape_from_config(fields, HERE).intermediate == 96
+    assert message in why_refused(tmp_path, fields | change)

@@ -48,6 +48,9 @@ GPT_OSS = {"num_local_experts": 5, "num_experts_per_tok": 2}
 GEMMA4 = {"sliding_window": 9, "num_hidden_layers": 5, "global_head_dim": 24,
           "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 199,
           "layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"]}
+GEMMA3N = {**{name: own for name, own in GEMMA4.items() if name != "global_head_dim"},
+           "num_kv_shared_layers": 2, "laurel_rank": 6,
+           "activation_sparsity_pattern": [0.9, 0.0, 0.6, 0.0, 0.8]}
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("llama", "LlamaForCausalLM", {}),
     ("llama-mha-tied", "LlamaForCausalLM",
@@ -321,6 +324,14 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
      {**GEMMA4, "hidden_size_per_layer_input": 0, "enable_moe_block": True,
       "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 24, "attention_k_eq_v": True,
       "num_global_key_value_heads": 1, "use_bidirectional_attention": "vision"}),
+    ("gemma3n", "Gemma3nForCausalLM", GEMMA3N),
+    ("gemma3n-odd", "Gemma3nForCausalLM",
+     {**GEMMA3N, "altup_num_inputs": 3, "altup_active_idx": 1, "altup_correct_scale": False,
+      "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 10, "attention_bias": True,
+      "vocab_size_per_layer_input": 120, "final_logit_softcapping": 3.0,
+      "tie_word_embeddings": True, "num_key_value_heads": 1, "rope_parameters": {
+          "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+          "full_attention": {"rope_type": "linear", "rope_theta": 800.0, "factor": 2.0}}}),
 ]
 RARER = ("granite-moe-not-shared", "ministral3-window-tied", "minimax-m2-odd", "dots1-no-windows",
          "flex-olmo-bias", "glm-5-shares-last", "falcon-alibi")
@@ -522,7 +533,9 @@ def test_nan_stays_in_its_own_sequence(tmp_path: Path) -> None:
                                       "sliding_window": 9},
                                      {**GEMMA4, "architecture": "Gemma4ForCausalLM",
                                       "head_dim": 32, "global_head_dim": 64,
-                                      "num_kv_shared_layers": 2}])
+                                      "num_kv_shared_layers": 2},
+                                     {**GEMMA3N, "architecture": "Gemma3nForCausalLM",
+                                      "head_dim": 32}])
 def test_bf16_stays_near_fp32(tmp_path: Path, native: bool, options: dict[str, Any]) -> None:
     """Mixed steps in bf16, with the C kernels and without, against the same weights in fp32."""
     write_checkpoint(tmp_path, dtype=torch.bfloat16, **options)

@@ -133,6 +133,11 @@ CASES: dict[str, Callable[[Path], Any]] = {
         num_experts=6, top_k_experts=2, moe_intermediate_size=36, intermediate_size=90,
         hidden_size_per_layer_input=0, layer_types=["sliding_attention", "full_attention"] * 2,
         num_hidden_layers=4),
+    "gemma3n": lambda path: write_checkpoint(
+        path, "Gemma3nForCausalLM", sliding_window=9, intermediate_size=90, num_kv_shared_layers=1,
+        laurel_rank=6, num_hidden_layers=3, activation_sparsity_pattern=[0.9, 0.0, 0.6],
+        hidden_size_per_layer_input=8, vocab_size_per_layer_input=199,
+        layer_types=["sliding_attention", "full_attention", "full_attention"]),
     "gpt-oss-mxfp4": lambda path: write_mxfp4(path, num_hidden_layers=2),
 }
 BY_FOUR = ("llama-bias-tied", "gemma3", "deepseek", "qwen3.5", "qwen3-moe", "granite-groups")
