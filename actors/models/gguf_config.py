@@ -23,7 +23,8 @@ GGUF = "gguf"
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 """Of all of Llama 3's ropes: files have the factors that come of them."""
 ORIGINAL_LENGTHS = (8192, 4096, 2048, 16_384, 32_768, 65_536, 131_072)
-ROPE_ERROR = 1e-3
+ROPE_ERROR, NO_TURN = 1e-3, 1e29
+"""Of factors; and from which on a frequency is none."""
 
 
 def gguf_config(file: GgufFile) -> Config:
@@ -32,16 +33,19 @@ def gguf_config(file: GgufFile) -> Config:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise file.bad("tensor token_embd.weight", "must be there, and a matrix")
+    read_otherwise = {key.key for key in own.keys}
     config: Config = {
         "architectures": [own.architecture], GGUF: _types(file), "dtype": _dtype(file),
         "vocab_size": embedding.shape[0], "num_hidden_layers": layers_of(file, at),
-        **read_keys(file, at, (*COMMON, own.epsilon)),
+        **read_keys(file, at, (*(key for key in COMMON if key.key not in read_otherwise),
+                               own.epsilon)),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": "blk.0.attn_output.bias" in file.tensors,
         "mlp_bias": "blk.0.ffn_down.bias" in file.tensors,
     }
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
-    config["num_key_value_heads"] = kv_heads_of(file, at, heads)
+    if "attention.head_count_kv" not in read_otherwise:
+        config["num_key_value_heads"] = kv_heads_of(file, at, heads)
     if not own.latent:
         config["head_dim"] = file.number(f"{at}.attention.key_length",
                                          hidden // heads if heads else 0)
@@ -103,7 +107,7 @@ def _dtype(file: GgufFile) -> str:
 def _rope_scaling(file: GgufFile, at: str, config: Config) -> Config:
     """config.json's `rope_scaling`; {} where positions are as they are."""
     if "rope_freqs.weight" in file.tensors:
-        return _llama3(file, config)
+        return _rope_by_factors(file, config)
     if "rope_factors_long.weight" in file.tensors:
         return _longrope(file, at)
     kind = file.text(f"{at}.rope.scaling.type", "none")
@@ -133,9 +137,9 @@ def _longrope(file: GgufFile, at: str) -> Config:
     return rope
 
 
-def _llama3(file: GgufFile, config: Config) -> Config:
-    """Llama 3's rope, by the factors that the file divides frequencies by. Raises `BadModel` where
-    no such rope has these."""
+def _rope_by_factors(file: GgufFile, config: Config) -> Config:
+    """Llama 3's rope, or one of whose frequencies only the first ones turn, by the factors that the
+    file divides frequencies by. Raises `BadModel` where no such rope has these."""
     stored = file.tensors["rope_freqs.weight"]
     half, theta = config["head_dim"] // 2, config["rope_theta"]
     if stored.type.name != "F32" or stored.shape != (half,):
@@ -143,6 +147,9 @@ def _llama3(file: GgufFile, config: Config) -> Config:
     factors = struct.unpack(f"<{half}f", read_tensor(stored))
     if all(abs(own - 1) < ROPE_ERROR for own in factors):
         return {}
+    turning = sum(own < NO_TURN for own in factors)
+    if turning < half and {*factors[:turning]} <= {1.0} and max(factors) < math.inf:
+        return {"rope_type": "proportional", "partial_rotary_factor": turning / half}
     for original in ORIGINAL_LENGTHS if theta > 1 and max(factors) > 1 else ():
         found = {"rope_type": "llama3", "factor": max(factors), **LLAMA3,
                  "original_max_position_embeddings": original}

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from actorium.actors.errors import shown
 from actorium.actors.models import gguf_fields as fields
+from actorium.actors.models import gguf_gemma as gemma
 from actorium.actors.models import gguf_keys as keys
 from actorium.actors.models import gguf_names as names
 from actorium.actors.models.gguf_file import GgufFile
@@ -53,6 +54,7 @@ class GgufFamily(NamedTuple):
     latent: bool = False
     """Attention over latents: heads have other sizes."""
     outer: dict[str, str] = OUTER
+    """Modules outside of layers; "{}": of several matrices in one tensor, the number."""
     epsilon: Key = RMS
     """That of its norms."""
     tiled: dict[str, str] = {}
@@ -101,9 +103,13 @@ FAMILIES = {
                            EXPERTS, GATE_ROW, fields.qwen2moe_fields),
     "qwen3moe": QWEN3MOE, "qwen3vlmoe": QWEN3MOE,
     "gemma2": GgufFamily("Gemma2ForCausalLM", names.GEMMA_LAYER, keys.CAPS,
-                         more=fields.gemma_fields, norm_plus_one=True),
+                         more=gemma.gemma_fields, norm_plus_one=True),
     "gemma3": GgufFamily("Gemma3ForCausalLM", names.GEMMA_LAYER, keys.CAPS,
-                         more=fields.gemma_fields, norm_plus_one=True),
+                         more=gemma.gemma_fields, norm_plus_one=True),
+    "gemma3n": GgufFamily("Gemma3nForCausalLM", names.GEMMA3N_LAYER, keys.GEMMA3N_KEYS,
+                          more=gemma.gemma3n_fields, outer=names.GEMMA3N_OUTER),
+    "gemma4": GgufFamily("Gemma4ForCausalLM", names.GEMMA4_LAYER, keys.GEMMA4_KEYS,
+                         experts_at(""), more=gemma.gemma4_fields, outer=names.TOKEN_OUTER),
     "phi3": GgufFamily("Phi3ForCausalLM", {**LAYER, **names.GATE_UP}, more=fields.phi3_fields,
                        partial=True),
     "olmo": GgufFamily("OlmoForCausalLM", LAYER, keys.CLIP, permuted=True, epsilon=LAYER_NORM),

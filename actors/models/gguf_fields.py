@@ -7,7 +7,6 @@ from actorium.actors.errors import shown
 from actorium.actors.models.gguf_file import GgufFile
 from actorium.actors.models.gguf_keys import Config
 
-GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 EXAONE_32B_LAYERS, BAICHUAN_13B_LAYERS, MAVERICK_EXPERTS, MAX_LAYERS = 64, 40, 128, 4096
 SOFTMAX, SIGMOID = 1, 2
 """How experts are scored (`expert_gating_func`): in DeepSeek-V2, and in V3."""
@@ -29,16 +28,6 @@ def layer_types(file: GgufFile, at: str, config: Config, every: int = 0) -> Conf
         raise file.bad(key, f"tells of {len(near)} layers, not {layers}")
     return {"sliding_window": window, "layer_types": [
         "sliding_attention" if own else "full_attention" for own in near]}
-
-
-def gemma_fields(file: GgufFile, at: str, config: Config) -> Config:
-    heads, width = config["num_attention_heads"], config["head_dim"]
-    wide = config["num_hidden_layers"] == GEMMA_27B_LAYERS[at]
-    every, local = (2, {}) if at == "gemma2" else (6, {
-        "rope_local_base_freq": file.real(f"{at}.rope.freq_base_swa", 10_000.0),
-        "rope_theta": file.real(f"{at}.rope.freq_base", 1_000_000.0)})
-    return {"query_pre_attn_scalar": config["hidden_size"] // max(1, heads) if wide else width,
-            "sliding_window": None, **local, **layer_types(file, at, config, every)}
 
 
 def phi3_fields(file: GgufFile, at: str, config: Config) -> Config:

@@ -24,6 +24,11 @@ class Key(NamedTuple):
     """None: the field is left out."""
 
 
+def of_layers(file: GgufFile, key: str) -> int:
+    """0 where layers may differ in it, and the family's own fields have what it is."""
+    return 0 if file.is_array(key) else file.number(key)
+
+
 NUMBER, REAL, FLAG, SAME = GgufFile.number, GgufFile.real, GgufFile.flag, GgufFile.same
 COMMON = (
     Key("embedding_length", "hidden_size"),
@@ -37,6 +42,17 @@ RMS = Key("attention.layer_norm_rms_epsilon", "rms_norm_eps", REAL)
 LOGIT_SCALE = (Key("logit_scale", "logit_scale", REAL),)
 CAPS = (Key("attn_logit_softcapping", "attn_logit_softcapping", REAL, None),
         Key("final_logit_softcapping", "final_logit_softcapping", REAL, None))
+TOKEN_INPUTS = (CAPS[1], Key("embedding_length_per_layer_input", "hidden_size_per_layer_input"))
+GEMMA3N_KEYS = (*TOKEN_INPUTS, Key("altup.num_inputs", "altup_num_inputs"),
+                Key("altup.active_idx", "altup_active_idx"))
+GEMMA4_KEYS = (
+    *TOKEN_INPUTS, Key("attention.shared_kv_layers", "num_kv_shared_layers", NUMBER, 0),
+    Key("feed_forward_length", "intermediate_size", of_layers),
+    Key("attention.head_count_kv", "num_key_value_heads", of_layers),
+    Key("expert_count", "num_experts", NUMBER, None),
+    Key("expert_used_count", "top_k_experts", NUMBER, None),
+    Key("expert_feed_forward_length", "moe_intermediate_size", NUMBER, None),
+)
 USED = Key("expert_used_count", "num_experts_per_tok")
 LOCAL_EXPERTS = (Key("expert_count", "num_local_experts"), USED)
 QWEN_EXPERTS = (Key("expert_count", "num_experts"), USED,

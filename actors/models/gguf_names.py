@@ -35,6 +35,28 @@ AFTER_LAYER: dict[str, Name] = {
 """Norms of what attention and MLP give alone."""
 GEMMA_LAYER: dict[str, Name] = {
     **AFTER_LAYER, "attn_norm": "input_layernorm", "ffn_norm": "pre_feedforward_layernorm"}
+TOKEN_INPUTS: dict[str, Name] = {
+    "inp_gate": "per_layer_input_gate", "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm"}
+"""What takes the input that a token gives every layer by itself."""
+TOKEN_OUTER = {**OUTER, "per_layer_token_embd": "model.embed_tokens_per_layer",
+               "per_layer_model_proj": "model.per_layer_model_projection",
+               "per_layer_proj_norm": "model.per_layer_projection_norm"}
+GEMMA3N_LAYER: dict[str, Name] = {
+    **GEMMA_LAYER, **TOKEN_INPUTS, "altup_correct_coef": "altup.correction_coefs",
+    "altup_correct_scale.weight": "altup.correct_output_scale",
+    "altup_predict_coef": "altup.prediction_coefs", "altup_router": "altup.modality_router",
+    "altup_router_norm": "altup.router_norm", "laurel_l": "laurel.linear_left",
+    "laurel_r": "laurel.linear_right", "laurel_post_norm": "laurel.post_laurel_norm"}
+GEMMA3N_OUTER = {**TOKEN_OUTER, "altup_proj": "model.altup_projections.{}",
+                 "altup_unembd_proj": "model.altup_unembed_projections.{}"}
+GEMMA4_LAYER: dict[str, Name] = {
+    **GEMMA_LAYER, **TOKEN_INPUTS, "layer_output_scale.weight": "layer_scalar",
+    "ffn_gate_inp": "router.proj", "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    **{f"post_ffw_norm_{i}": f"post_feedforward_layernorm_{i}" for i in (1, 2)}}
+del GEMMA4_LAYER["attn_qkv"]  # whose layers have heads of two sizes
 GLM_LAYER: dict[str, Name] = {
     **LAYER, **GATE_UP, "post_attention_norm": "post_self_attn_layernorm",
     "post_ffw_norm": "post_mlp_layernorm"}

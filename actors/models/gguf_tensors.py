@@ -105,7 +105,11 @@ class _Names(NamedTuple):
     family: GgufFamily
     layers: int
     heads: int
-    kv_heads: int
+
+    @property
+    def kv_heads(self) -> int:
+        """Raises `BadModel` where layers differ in them."""
+        return kv_heads_of(self.file, self.at, self.heads)
 
     def parts(self, name: str, stored: GgufTensor) -> Iterator[GgufPart]:
         """The tensors of a checkpoint that are in this one. Raises `BadModel`."""
@@ -113,7 +117,7 @@ class _Names(NamedTuple):
         layer = _LAYER_NAME.fullmatch(name)
         if layer is None:
             if module in self.family.outer:
-                yield from self._named(f"{self.family.outer[module]}.{kind}", name, stored)
+                yield from self._of_none(f"{self.family.outer[module]}.{kind}", name, stored)
             elif name not in NOT_WEIGHTS:
                 raise self._unknown(name)
             return
@@ -128,6 +132,16 @@ class _Names(NamedTuple):
                      self._of_layer(own["ffn" * apart].format(i), name, inner, stored))
             for part in parts:
                 yield part._replace(optional=True)
+
+    def _of_none(self, own: str, name: str, stored: GgufTensor) -> Iterator[GgufPart]:
+        """Those of no layer."""
+        if "{}" not in own:
+            yield from self._named(own, name, stored)
+            return
+        if len(stored.shape) != 3:
+            raise self.file.bad(f"tensor {name}", "must have three dimensions")
+        for i in range(stored.shape[0]):
+            yield from self._named(own.format(i), name, stored, i)
 
     def _of_layer(self, prefix: str, name: str, inner: str,
                   stored: GgufTensor) -> Iterator[GgufPart]:
@@ -210,8 +224,9 @@ class _Names(NamedTuple):
 
     def _sizes(self, count: int, rows: int, inner: str) -> tuple[int, ...]:
         """How many rows each of the parts has."""
-        key, each = self.kv_heads, count
+        key, each = 0, count
         if count == len(QKV):
+            key = self.kv_heads
             each = self.heads + 2 * key
         if rows % max(1, each):
             raise self.file.bad(f"tensor {inner}", f"{rows} rows are not those of {each} parts")
@@ -248,9 +263,8 @@ def checkpoint_tensors(file: GgufFile) -> Iterator[GgufPart]:
     Raises `BadModel`, also where one is not known: what it stands for would be left out."""
     own, at = family(file), file.text("general.architecture")
     heads = file.same(f"{at}.attention.head_count")
-    tensors = dict(_with_factors(file))
-    names = _Names(file, tensors, at, own, layers_of(file, at), heads,
-                   kv_heads_of(file, at, heads))
+    tensors = dict(_with_factors(file, own))
+    names = _Names(file, tensors, at, own, layers_of(file, at), heads)
     for key, name in own.numbers.items():
         for i, number in enumerate(file.reals(key, names.layers)):
             yield GgufPart(f"model.layers.{i}.{name}", number)
@@ -258,23 +272,30 @@ def checkpoint_tensors(file: GgufFile) -> Iterator[GgufPart]:
         yield from names.parts(name, stored)
 
 
-def _with_factors(file: GgufFile) -> Iterator[tuple[str, GgufTensor]]:
+def _with_factors(file: GgufFile, own: GgufFamily) -> Iterator[tuple[str, GgufTensor]]:
     """The tensors by name, those in NVFP4 with the scales that lie beside them; scales of inputs
-    are not used. Raises `BadModel` where one is of another tensor."""
+    are not used. Raises `BadModel` where one is of another tensor. Scales that a family has in all
+    of its checkpoints are tensors."""
     for name, stored in file.tensors.items():
         stem, _, kind = name.rpartition(".")
-        if kind in SCALES:
+        if kind in SCALES and not _has_scale(own, stem):
             weight = file.tensors.get(f"{stem}.weight")
             if (weight is None or weight.type.name != "NVFP4" or stored.type.name != "F32"
                     or stored.shape not in ((1,), weight.shape[:-2])):
                 raise file.bad(f"tensor {shown(name)}", "is no scale of a weight in NVFP4, which "
                                "alone are served")
             continue
-        scale = file.tensors.get(f"{stem}.{SCALES[0]}") if kind == "weight" else None
+        scale = file.tensors.get(f"{stem}.{SCALES[0]}") if kind == "weight" and not _has_scale(
+            own, stem) else None
         if scale is not None and scale.type.name == "F32":
             data = read_tensor(scale)
             stored = stored._replace(factors=struct.unpack(f"<{len(data) // 4}f", data))
         yield name, stored
+
+
+def _has_scale(own: GgufFamily, stem: str) -> bool:
+    return (layer := _LAYER_NAME.fullmatch(stem)) is not None and (
+        f"{layer[2]}.{SCALES[0]}" in own.layer)
 
 
 def kv_heads_of(file: GgufFile, at: str, heads: int) -> int:
