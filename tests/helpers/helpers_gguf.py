@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
-from helpers_gguf_rows import DESCRIBED, Named, Put, made, stacked_head_norms, xielu
+from helpers_gguf_rows import DESCRIBED, Named, Put, made, stacked, xielu
 from helpers_hybrid import hybrid_model
 from helpers_models import tiny_model
 from torch import Tensor
@@ -22,12 +22,13 @@ ARCHITECTURES = {
     f"{name}ForCausalLM": at for name, at in {
         "Llama": "llama", "Mistral": "mistral3", "Mixtral": "llama", "Qwen2": "qwen2",
         "Qwen3": "qwen3", "Qwen2Moe": "qwen2moe", "Qwen3Moe": "qwen3moe", "Gemma2": "gemma2",
-        "Gemma3": "gemma3", "Phi3": "phi3", "Olmo2": "olmo2", "Olmo3": "olmo2",
-        "SmolLM3": "smollm3", "Glm": "chatglm", "Glm4": "glm4", "SeedOss": "seed_oss",
-        "Exaone4": "exaone4", "Granite": "granite", "GraniteMoe": "granitemoe",
-        "GraniteMoeHybrid": "granitehybrid", "DeepseekV3": "deepseek2",
-        "Qwen3Next": "qwen3next", "Qwen3_5": "qwen35", "Qwen3_5Moe": "qwen35moe",
-        "Olmoe": "olmoe", "Glm4Moe": "glm4moe", "Dots1": "dots1", "MiniMaxM2": "minimax-m2",
+        "Gemma3": "gemma3", "Gemma3n": "gemma3n", "Gemma4": "gemma4",
+        "Phi3": "phi3", "Olmo2": "olmo2", "Olmo3": "olmo2", "SmolLM3": "smollm3",
+        "Glm": "chatglm", "Glm4": "glm4", "SeedOss": "seed_oss", "Exaone4": "exaone4",
+        "Granite": "granite", "GraniteMoe": "granitemoe", "GraniteMoeHybrid": "granitehybrid",
+        "DeepseekV3": "deepseek2", "Qwen3Next": "qwen3next", "Qwen3_5": "qwen35",
+        "Qwen3_5Moe": "qwen35moe", "Olmoe": "olmoe", "Glm4Moe": "glm4moe", "Dots1": "dots1",
+        "MiniMaxM2": "minimax-m2",
         "Ernie4_5": "ernie4_5", "Ernie4_5_Moe": "ernie4_5-moe", "HunYuanDenseV1": "hunyuan-dense",
         "HunYuanMoEV1": "hunyuan-moe", "Lfm2": "lfm2", "DeepseekV2": "deepseek2",
         "GraniteMoeShared": "granitemoe", "Ministral3": "mistral3", "GptOss": "gpt-oss",
@@ -143,7 +144,7 @@ def write_model(path: Path, architecture: str, kind: str, seed: int = 0, more: W
 HEADS = ("token_embd.weight", "output.weight")
 SMALL = (".bias", "ssm_dt.", "ssm_x", "ssm_f_", "ssm_g_", "position_embd", "indexer.", "_norm",
          "gate_inp", "shortconv.conv.", "probs_b", "ssm_conv1d", "ssm_a", "ssm_d",
-         "ssm_ba", "ssm_beta")
+         "ssm_ba", "ssm_beta", "altup", "laurel", "per_layer_model_proj")
 """Parts of names of what stays in F32."""
 RENAMED = {
     ".sinks": ".sinks.weight", ".forget_gate.": ".", ".dt_bias": ".dt_proj.bias",
@@ -163,10 +164,10 @@ def named_tensors(model: Any, at: str) -> Named:
         config.num_hidden_layers)
     found = {**dict(model.named_parameters()), **{
         name: own for name, own in model.named_buffers()
-        if name.endswith(("correction_bias", "expert_bias"))}}
+        if name.endswith(("correction_bias", "expert_bias", "layer_scalar"))}}
     if config.tie_word_embeddings:
         found.pop("lm_head.weight", None)
-    yield from stacked_head_norms(model)
+    yield from stacked(model)
     for name, weight in found.items():
         own = made(name, weight, config, at)
         if own is not None:
@@ -322,8 +323,13 @@ DELTA = ("qwen3next", "qwen35", "qwen35moe")
 
 
 def rope_factors(config: Any) -> dict[str, list[float]]:
-    """Tensors of a longrope's factors."""
+    """Tensors of a longrope's factors, or of a rope of whose frequencies only the first ones turn.
+    """
     ropes = getattr(config, "rope_parameters", None) or {}
+    if (full := ropes.get("full_attention") or {}).get("rope_type") == "proportional":
+        half = next(iter(config.to_dict()["per_layer_config"].values()))["head_dim"] // 2
+        turning = int(half * full["partial_rotary_factor"])
+        return {"rope_freqs.weight": [1.0] * turning + [1e30] * (half - turning)}
     return {f"rope_factors_{name}.weight": ropes[f"{name}_factor"] for name in ("long", "short")
             if f"{name}_factor" in ropes}
 

@@ -151,6 +151,13 @@ MAKES: dict[str, dict[str, Make]] = {
     "lfm2moe": {
         **EXPERTS, "conv.conv.weight": shaped("shortconv.conv.weight", lambda own, _: (
             own.squeeze(1).shape)), "expert_bias": as_it_is("exp_probs_b.bias")},
+    "gemma3n": {"correct_output_scale": as_it_is("altup_correct_scale.weight")},
+    "gemma4": {
+        "layer_scalar": as_it_is("layer_output_scale.weight"),
+        "router.scale": as_it_is("ffn_gate_inp.scale"),
+        "per_expert_scale": as_it_is("ffn_down_exps.scale"),
+        "experts.gate_up_proj": as_it_is("ffn_gate_up_exps.weight"),
+        "experts.down_proj": as_it_is("ffn_down_exps.weight")},
     "kimi-linear": {
         **EXPERTS, "A_log": negated("ssm_a", lambda own: tuple(own.shape)),
         "dt_bias": as_it_is("ssm_dt.bias"), "conv1d.weight": _convolutions},
@@ -160,25 +167,35 @@ MAKES: dict[str, dict[str, Make]] = {
 SKIPPED = (".act_fn.", "rotary_emb")
 """Parts of names of what is no tensor of a file."""
 HEAD_NORM = re.compile(r"\.([qk])_layernorm\.norms\.(\d+)\.weight")
+ALTUP = re.compile(r"altup_(unembed_)?projections\.\d+\.weight")
 
 
 def made(name: str, weight: Tensor, config: Any, at: str) -> Named | None:
     """What these tables say of a tensor; None: nothing."""
     number = re.search(r"\.(?:layers|h)\.(\d+)\.", name)
     prefix = f"blk.{number[1]}." if number else ""
-    if any(part in name for part in SKIPPED) or HEAD_NORM.search(name):
+    if any(part in name for part in SKIPPED) or _stacked_as(name):
         return iter(())
     make = next((make for end, make in MAKES.get(at, {}).items() if name.endswith(end)), None)
     return None if make is None else make(prefix, weight.data, config)
 
 
-def stacked_head_norms(model: Any) -> Named:
-    """StableLM's norms of queries and keys, those of a layer's heads in one tensor."""
+def _stacked_as(name: str) -> str:
+    """The file's tensor that holds this one and others; "": none."""
+    if (part := HEAD_NORM.search(name)) is not None:
+        return f"blk.{name.split('.')[2]}.attn_{part[1]}_norm.weight"
+    if (part := ALTUP.search(name)) is not None:
+        return f"altup_{'unembd_' if part[1] else ''}proj.weight"
+    return ""
+
+
+def stacked(model: Any) -> Named:
+    """StableLM's norms of queries and keys, those of a layer's heads in one tensor, and what
+    spreads and merges Gemma 3n's streams."""
     found: dict[str, list[Tensor]] = {}
     for name, weight in model.named_parameters():
-        if (part := HEAD_NORM.search(name)) is not None:
-            layer = name.split(".")[2]
-            found.setdefault(f"blk.{layer}.attn_{part[1]}_norm.weight", []).append(weight.data)
+        if to := _stacked_as(name):
+            found.setdefault(to, []).append(weight.data)
     for name, parts in found.items():
         yield name, torch.stack(parts), lambda own, parts=parts: [
             part.copy_(row) for part, row in zip(parts, own, strict=True)]
@@ -219,8 +236,8 @@ def drafting(checkpoint: Path, layers: int) -> Iterator[tuple[str, Tensor]]:
 Writer = gguf.GGUFWriter
 
 
-def _sizes(writer: Writer, config: Any, width: int | None = None) -> None:
-    """width: of the MLP."""
+def _sizes(writer: Writer, config: Any, width: int | list[int] | None = None) -> None:
+    """width: of the MLP, or of each layer's."""
     writer.add_block_count(config.num_hidden_layers)
     writer.add_embedding_length(config.hidden_size)
     writer.add_head_count(config.num_attention_heads)
@@ -446,12 +463,57 @@ def kimi_linear(writer: Writer, config: Any) -> None:
     writer.add_expert_weights_scale(config.routed_scaling_factor)
 
 
+def _gemma(writer: Writer, config: Any, widths: int | list[int]) -> None:
+    ropes = config.rope_parameters
+    _sizes(writer, config, widths)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(ropes["full_attention"]["rope_theta"])
+    writer.add_rope_freq_base_swa(ropes["sliding_attention"]["rope_theta"])
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern([own == "sliding_attention" for own in config.layer_types])
+    writer.add_shared_kv_layers(config.num_kv_shared_layers)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input or 0)
+    if config.final_logit_softcapping:
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+
+
+def gemma3n(writer: Writer, config: Any) -> None:
+    _gemma(writer, config, config.intermediate_size)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_altup_num_inputs(config.altup_num_inputs)
+    writer.add_altup_active_idx(config.altup_active_idx)
+    writer.add_activation_sparsity_scale(torch.tensor(
+        config.activation_sparsity_pattern).mul(2).sub(1).erfinv().mul(2 ** 0.5).tolist())
+
+
+def gemma4(writer: Writer, config: Any) -> None:
+    plain = config.to_dict()  # what the config has of all layers cannot be read otherwise
+    full: dict[str, int] = next(iter(plain["per_layer_config"].values()))
+    layers, width = config.num_hidden_layers, config.intermediate_size
+    _gemma(writer, config, [width * (1 + (i >= layers - config.num_kv_shared_layers))
+                            for i in range(layers)] if config.use_double_wide_mlp else width)
+    heads = plain["num_key_value_heads"]
+    writer.add_head_count_kv(heads if "num_key_value_heads" not in full else [
+        full["num_key_value_heads"] if own == "full_attention" else heads
+        for own in config.layer_types])
+    for end, width in (("", full["head_dim"]), ("_swa", plain["head_dim"])):
+        for add in ("key_length", "value_length", "rope_dimension_count"):
+            getattr(writer, f"add_{add}{end}")(width)
+    if config.enable_moe_block:
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.top_k_experts)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+
+
 DESCRIBED: dict[str, Callable[[Writer, Any], None]] = {
     "mamba": mamba, "mamba2": mamba2, "granitehybrid": bamba, "falcon-h1": falcon_h1,
     "jamba": jamba, "nemotron_h": nemotron_h, "nemotron_h_moe": nemotron_h, "gpt2": gpt,
     "starcoder": gpt, "gptneox": gptneox, "phi2": phi2, "stablelm": stablelm,
     "orion": stablelm, "falcon": falcon, "bloom": bloom, "mpt": mpt,
     "olmo": olmo, "jais2": jais2, "llama4": llama4, "apertus": apertus, "kimi-linear": kimi_linear,
+    "gemma3n": gemma3n, "gemma4": gemma4,
 }
 """What writes the metadata of these."""
 

@@ -105,7 +105,10 @@ def test_llama3s_rope_is_known_by_its_factors(factor: float, original: int,
         "rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": original}
     assert "rope_scaling" not in config([1.0] * 32)
-    for wrong in ([*found[:-1], 3.3], [float("nan")] * 32, [*found[:-1], float("inf")], found[1:]):
+    assert config([1.0] * 8 + [1e30] * 24)["rope_scaling"] == {
+        "rope_type": "proportional", "partial_rotary_factor": 0.25}
+    for wrong in ([*found[:-1], 3.3], [float("nan")] * 32, [*found[:-1], float("inf")], found[1:],
+                  [1e30, *[1.0] * 31], [2.0, *[1e30] * 31], [1.0] + [float("inf")] * 31):
         with pytest.raises(BadModel, match=r"rope_freqs\.weight"):
             config(wrong)
 
@@ -125,7 +128,7 @@ def test_gemma(tmp_path: Path) -> None:
 def test_experts_that_are_not_served(tmp_path: Path) -> None:
     assert "qwen2.expert_count" in refusal(tmp_path / "m.gguf", lambda w: w.add_expert_count(8),
                                            "qwen2")
-    assert "'codeshell' is not served" in refusal(tmp_path / "m.gguf", arch="codeshell")
+    assert "'rwkv7' is not served" in refusal(tmp_path / "m.gguf", arch="rwkv7")
 
 
 def test_the_directory_is_made_once_and_anew_when_the_file_changes(tmp_path: Path) -> None:

@@ -94,6 +94,50 @@ def test_experts_that_are_scored_otherwise(tmp_path: Path) -> None:
         qk_rope_head_dim=8, n_routed_experts=4, n_group=1, topk_group=1, num_experts_per_tok=2)
 
 
+GEMMA4: dict[str, Any] = {
+    "sliding_window": 24, "num_hidden_layers": 4, "global_head_dim": 32, "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2, "tie_word_embeddings": True,
+    "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 199}
+
+
+@pytest.mark.parametrize(("key", "value", "why"), [
+    ("attention.head_count_kv", [2, 1, 2, 2], "layers with full_attention that differ in it"),
+    ("attention.head_count_kv", [2, 1, 1, 1], "layers with sliding_attention that differ in it"),
+    ("attention.head_count_kv", [2, 1], "tells of 2 layers, not 4"),
+    ("feed_forward_length", [96, 96, 96, 192], "must be one width, and perhaps twice that of the "
+     "last 2 layers"),
+    ("feed_forward_length", [96, 96, 192], "must be one width"),
+    ("attention.sliding_window_pattern", [True] * 4, "the last layer must have full attention"),
+    ("attention.sliding_window", 0, "must be there"),
+    ("attention.value_length_swa", 8, "must be gemma4.attention.key_length_swa, 16"),
+    ("rope.dimension_count_swa", 8, "must be gemma4.attention.key_length_swa, 16")])
+def test_layers_of_gemma_4_that_are_not_served(key: str, value: int | list[int], why: str,
+                                               tmp_path: Path) -> None:
+    def more(writer: gguf.GGUFWriter) -> None:
+        writer.kv_data[0].pop(f"gemma4.{key}")
+        (writer.add_array if isinstance(value, list) else writer.add_uint32)(f"gemma4.{key}", value)
+
+    write_model(tmp_path / "m.gguf", "Gemma4ForCausalLM", "F32", more=more, **GEMMA4)
+    with pytest.raises(BadModel, match=f"gemma4.{key}: {why}"):
+        resolve(str(tmp_path / "m.gguf"))
+
+
+def test_streams_of_gemma_3n_lie_in_one_tensor(tmp_path: Path) -> None:
+    options = {name: own for name, own in GEMMA4.items() if name != "global_head_dim"}
+    write_model(tmp_path / "m.gguf", "Gemma3nForCausalLM", "F32", **options, laurel_rank=8,
+                activation_sparsity_pattern=[0.95, 0.0, 0.5, 0.0])
+    file = read_gguf(tmp_path / "m.gguf")
+    names = {part.name for part in checkpoint_tensors(file)}
+    assert {f"model.altup_projections.{i}.weight" for i in range(3)} < names
+    found = gguf_config(file)
+    assert found["activation_sparsity_pattern"] == [0.95, 0.0, 0.5, 0.0]
+    assert (found["laurel_rank"], found["num_kv_shared_layers"]) == (8, 2)
+    own = file.tensors["altup_proj.weight"]
+    file.tensors["altup_proj.weight"] = own._replace(shape=(192, 64))
+    with pytest.raises(BadModel, match="tensor altup_proj.weight: must have three dimensions"):
+        list(checkpoint_tensors(file))
+
+
 def test_value_heads_that_are_not_those_of_the_key_heads(tmp_path: Path) -> None:
     def more(writer: gguf.GGUFWriter) -> None:
         writer.kv_data[0].pop("qwen35.ssm.group_count")

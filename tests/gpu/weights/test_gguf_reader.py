@@ -64,6 +64,10 @@ LATENTS: dict[str, Any] = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_
                            "qk_rope_head_dim": 8, "v_head_dim": 16, "head_dim": 8,
                            "num_key_value_heads": 4}
 INDEXER: dict[str, Any] = {"index_topk": 20, "index_head_dim": 16, "index_n_heads": 16}
+GEMMAS = {"sliding_window": 24, "num_hidden_layers": 4, "tie_word_embeddings": True,
+          "layer_types": ["sliding_attention", "full_attention"] * 2,
+          "vocab_size_per_layer_input": 199}
+GEMMA4 = {**GEMMAS, "global_head_dim": 32}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"num_key_value_heads": 1, "tie_word_embeddings": True}),
     "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
@@ -201,6 +205,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "num_experts_per_tok": 2, "linear_head_dim": 16, "linear_num_heads": 4,
         "linear_conv_kernel_dim": 3,
         "layer_types": ["linear_attention", "full_attention", "linear_attention"]}),
+    "gemma3n": ("Gemma3n", {
+        **GEMMAS, "hidden_size_per_layer_input": 32, "num_kv_shared_layers": 2, "laurel_rank": 32,
+        "altup_num_inputs": 4, "activation_sparsity_pattern": [0.8, 0.0, 0.5, 0.0]}),
+    "gemma4-double-wide": ("Gemma4", {
+        **GEMMA4, "hidden_size_per_layer_input": 32, "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True, "final_logit_softcapping": 30.0}),
+    "gemma4-moe": ("Gemma4", {
+        **GEMMA4, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1, "enable_moe_block": True, "num_experts": 6,
+        "top_k_experts": 2, "moe_intermediate_size": 32}),
     "qwen3.5-moe": ("Qwen3_5Moe", {
         **EXPERTS, "shared_expert_intermediate_size": 32, "linear_value_head_dim": 32,
         "linear_num_value_heads": 2, "layer_types": ["linear_attention", "full_attention"] * 2}),
@@ -305,7 +319,7 @@ ALIASES = {"qwen2vl": "Qwen2ForCausalLM", "qwen3vl": "Qwen3ForCausalLM",
 """Language models of models with images, which are those of text."""
 
 
-RARER = ("falcon-11b", "falcon-h1", "jamba-dense", "gpt-neox-in-turn", "stablelm")
+RARER = ("gemma4-moe", "falcon-11b", "falcon-h1", "jamba-dense", "gpt-neox-in-turn", "stablelm")
 
 
 @pytest.mark.parametrize("name", [
