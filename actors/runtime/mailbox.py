@@ -115,8 +115,8 @@ class Overflow(Exception):
 
 
 @contextlib.contextmanager
-def _private_umask() -> Iterator[None]:
-    """A bound ipc socket gets its mode from the umask at that moment."""
+def private_umask() -> Iterator[None]:
+    """A socket of a path gets its mode from the umask at the moment when it is bound."""
     old = os.umask(0o077)
     try:
         yield
@@ -151,7 +151,7 @@ class BoundSocket:
         self.socket.setsockopt(zmq.RCVHWM, hwm)
         self.socket.setsockopt(zmq.MAXMSGSIZE, limit)
         self.socket.setsockopt(zmq.LINGER, LINGER_MS)
-        with _private_umask():
+        with private_umask():
             self.socket.bind(self.address)
         self._inode = _inode(self.address)
 

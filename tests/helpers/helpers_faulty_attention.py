@@ -40,11 +40,12 @@ class SageInTorch(SageAttention):
         super().__init__("cuda")  # loads nothing
 
     def extend(self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
-               soft_cap: float = 0.0) -> Attend:
+               soft_cap: float = 0.0, slopes: Tensor | None = None) -> Attend:
         return sage_extend(rows, page_size, window, scale, self.means)
 
     def decode(self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int,
-               window: int, scale: float, soft_cap: float = 0.0) -> Attend:
+               window: int, scale: float, soft_cap: float = 0.0,
+               slopes: Tensor | None = None) -> Attend:
         assert q_len == 1
         rows = [Chunk(length - 1, 1, table)
                 for length, table in zip(lens.tolist(), pages, strict=True)]

@@ -317,6 +317,7 @@ def test_the_memory_plan_has_room_for_all_parts(
     rule = rule_of(tiles, packed, shape.block, 132)
     room = room_of(rule, sequences, 10**6, tiles, 4 * rows * (dim + 1), 132 * shape.programs)
     parts = room.items * tiles * rows * (dim + 1) * 4
-    planned = parts_estimate(cast(Any, SimpleNamespace(
-        latent=None, heads=heads, kv_heads=kv_heads, head_dim=dim, groups=[0])), sequences * q_len)
+    model = SimpleNamespace(latent=None, heads=heads, kv_heads=kv_heads, head_dim=dim, groups=[0])
+    model.kinds = (model,)
+    planned = parts_estimate(cast(Any, model), sequences * q_len)
     assert parts <= planned <= PARTS == plan.PARTS

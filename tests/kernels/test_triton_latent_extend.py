@@ -158,9 +158,11 @@ def test_compiles_for_hopper(tmp_path: Path) -> None:
 def check_long_prefix(case: Prompts, bound: float) -> None:
     """Triton's beside the reference in blocks; and what each holds, beside the plan's figure."""
     device, heads = case.q.device, case.q.shape[1]
-    shape = cast(ModelShape, SimpleNamespace(
+    model = SimpleNamespace(
         kv_row=(1, case.q.shape[2]), latent=SimpleNamespace(row=case.q.shape[2]), heads=heads,
-        dtype="bfloat16", itemsize=2, max_model_len=1 << 20, groups=()))
+        dtype="bfloat16", itemsize=2, max_model_len=1 << 20, groups=(), index=None)
+    model.kinds = (model,)
+    shape = cast(ModelShape, model)
     demand = Demand(8, chunk=len(case.q))
     found = []
     for name, backend in (("triton", TritonAttention(case.rank)), ("torch", TorchAttention(

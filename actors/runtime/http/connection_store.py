@@ -20,6 +20,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
+from actorium.actors.runtime.mailbox import private_umask
 from actorium.actors.runtime.process import raise_file_limit
 
 FILE = "connections.sock"
@@ -58,7 +59,8 @@ class ConnectionStore:
         """Connections that are held: the launcher must be able to start actors."""
         self._poll, self._role_of = poll, role_of
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.bind(str(run_dir / FILE))
+        with private_umask():
+            self._listener.bind(str(run_dir / FILE))
         self._listener.listen(16)
         self._listener.setblocking(False)
         self._hang_ups = select.epoll()
