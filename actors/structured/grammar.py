@@ -170,7 +170,7 @@ class GrammarVocabulary:
         """Returns u32[words] with the first token of a text alone: of a mark that is a token, that.
         """
         bits = np.zeros(self.words, np.uint32)
-        whole = self._tokens.greedy_tokenize(text.decode())
+        whole = self._tokens.tokenize_str(text.decode(), parse_special=True)
         first = (whole if len(whole) == 1 else self._tokens.tokenize_bytes(text))[0]
         bits[first // 32] = 1 << first % 32
         return bits
