@@ -16,7 +16,8 @@ from actorium.actors.errors import InvalidRequest
 from actorium.actors.gateway.api.offered_tools import Function, ToolSelection
 from actorium.actors.gateway.api.response_formats import json_text
 from actorium.actors.gateway.http.http_errors import bad_field
-from actorium.actors.gateway.parsers.gemma4 import CALL, CALL_END, CALLS, GEMMA4, QUOTE
+from actorium.actors.gateway.parsers.gemma4 import CALLS, GEMMA4
+from actorium.actors.gateway.parsers.gemma4_values import CALL, CALL_END, QUOTE
 from actorium.actors.gateway.parsers.harmony import (
     ANALYSIS,
     CHANNEL,

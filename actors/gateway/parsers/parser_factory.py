@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from actorium.actors.gateway.parsers.gemma4 import CALL, GEMMA4, Gemma4Parser
+from actorium.actors.gateway.parsers.gemma4 import GEMMA4, Gemma4Parser
+from actorium.actors.gateway.parsers.gemma4_values import CALL
 from actorium.actors.gateway.parsers.harmony import CHANNEL, END, HARMONY, HarmonyParser
 from actorium.actors.gateway.parsers.json_calls import (
     CallListParser,

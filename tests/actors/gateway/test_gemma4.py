@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from helpers_examples import examples
 from helpers_gateway import Scripted, scripted_client
-from helpers_parsing import Told, call, check, cut_at, cuttings, in_parts
+from helpers_parsing import Told, call, check, cut_at, in_parts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_gateway_tools import TOOL, both
@@ -27,7 +27,8 @@ from actorium.actors.gateway.api.offered_tools import (
 )
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.parsers.argument_types import ANY
-from actorium.actors.gateway.parsers.gemma4 import Gemma4Parser, argument_of
+from actorium.actors.gateway.parsers.gemma4 import Gemma4Parser
+from actorium.actors.gateway.parsers.gemma4_values import QUOTE, argument_of
 from actorium.actors.gateway.parsers.parser_factory import ModelTemplates, ParserFactory
 from actorium.actors.gateway.parsers.parts import (
     ChainedParser,
@@ -56,7 +57,7 @@ HM = ReasoningPart("Riga, I think.")
 
 
 def q(text: str) -> str:
-    return f'<|"|>{text}<|"|>'
+    return f"{QUOTE}{text}{QUOTE}"
 
 
 def written(arguments: str, name: str = "f") -> str:
@@ -75,12 +76,14 @@ CASES: list[tuple[str, str, list[MessagePart]]] = [
         TextPart("Let me see."), *call(0, "f", "{}"), TextPart("\nSo.")]),
     ("both", written(f"s:{q('')},o:{{k:{{deep:[1,{q('}')}]}},l:null}},xs:[]"), call(
         0, "f", '{"s": "", "o": {"k": {"deep": [1, "}"]}, "l": null}, "xs": []}')),
+    ("both", "<|turn>model\n" + THOUGHT + "Hi", [HM, TextPart("Hi")]),
+    ("both", "<|turn>mod", [TextPart("<|turn>mod")]),
     # Within a text everything is literal.
     ("both", written("s:" + q('a\n"b" \\n {,} <tool_call|> <|tool_call>call:g{') + ",n:1"), call(
         0, "f", json.dumps({"s": 'a\n"b" \\n {,} <tool_call|> <|tool_call>call:g{', "n": 1}))),
     # The schema has the last word on types.
-    ("both", written(f"s:42,n:{q('7')},b:True,m:null,x:3.50,y:word"), call(
-        0, "f", '{"s": "42", "n": 7, "b": true, "m": null, "x": 3.50, "y": "word"}')),
+    ("both", written(f"s:42,n:{q('7')},b:True,m:null,x:3.50,y:word,z:None"), call(
+        0, "f", '{"s": "42", "n": 7, "b": true, "m": null, "x": 3.50, "y": "word", "z": null}')),
     ("both", written(f"m:{q('null')},s:{{a:1}},o:{q('{}')}"), call(
         0, "f", '{"m": "null", "s": "{\\"a\\": 1}", "o": {}}')),
     ("both", written("o:{a:True,b:None,c:a word,d:1.0}"), call(
@@ -141,10 +144,10 @@ def test_of_a_call_that_was_cut_what_is_complete_is_returned(text: str, argument
     check(MACHINES["both"], f"<|tool_call>call:f{{{text}", call(0, "f", arguments), cut=True)
 
 
-FRAGMENTS = ["<|channel>", "thought", "\n", "<channel|>", "<|tool_call>", "<tool_call|>", "call:",
-             "f", "f{", "{", "}", "[", "]", '<|"|>', '"', "\\", ",", ":", "n:", "s:", "o:{", "3",
-             " ", "text", "<", "|>", "<|tool_response>", "<turn|>", "é", "true", "x" * 600,
-             '"k":', written("n:1"), THOUGHT]
+FRAGMENTS = ["<|turn>model\n", "<|channel>", "thought", "\n", "<channel|>", "<|tool_call>",
+             "<tool_call|>", "call:", "f", "f{", "{", "}", "[", "]", '<|"|>', '"', "\\", ",", ":",
+             "n:", "s:", "o:{", "3", " ", "text", "<", "|>", "<|tool_response>", "<turn|>",
+             "é", "true", "x" * 600, '"k":', written("n:1"), THOUGHT]
 
 
 @pytest.mark.parametrize("kind", MACHINES)
@@ -279,16 +282,19 @@ CLOCK = "<|tool_call>call:clock{}<tool_call|>"
 WEATHER = NamedTool("function", NamedFunction("weather"))
 
 
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> GrammarVocabulary:
-    """A vocabulary of bytes and Gemma's special tokens."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+@pytest.fixture(scope="module", params=["special", "of a GGUF file"])
+def vocabulary(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+               ) -> GrammarVocabulary:
+    """A vocabulary of bytes and Gemma's marks, which GGUF files have as tokens that are text."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     tokenizer = Tokenizer(models.BPE(vocab={one: i for i, one in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(MARKS))
+    special = request.param == "special"
+    tokenizer.add_special_tokens(list(MARKS if special else MARKS[:2]))
+    tokenizer.add_tokens([AddedToken(one, normalized=False) for one in MARKS])
     path: Path = tmp_path_factory.mktemp("gemma") / "tokenizer.json"
     tokenizer.save(str(path))
     return GrammarVocabulary(path, tokenizer.get_vocab_size(),
