@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from actorium.actors.errors import InvalidRequest
+from actorium.actors.gateway.parsers.parser_factory import ModelTemplates, ParserFactory
+from actorium.actors.gateway.parsers.parts import ReasoningPart, ToolCallArguments, parse_all
+from actorium.actors.gateway.parsers.thoughts import Thought
 from actorium.actors.messages import ChatMessage, ToolCall
 from actorium.actors.tokenizer.chat_template import ChatTemplate
 from actorium.actors.tokenizer.generic_tools import TemplateTraits
@@ -145,3 +148,22 @@ def test_as_transformers_renders_them(name: str) -> None:
                 told += ["Riga"] if calls else []
                 told += ["12"] if results else []
                 assert all(word in got for word in told), (title, tools, got)
+
+
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if "gemma-4" in name])
+def test_gemmas_calls_are_read_as_its_template_writes_them(name: str) -> None:
+    source = (FOLDER / name).read_text()
+    factory = ParserFactory("auto", "auto", ModelTemplates(source, source))
+    assert (factory.tools, factory.reasoning) == ("gemma4", "gemma4")
+    assert [factory.thought({"enable_thinking": on}, tools) for on in (True, False)
+            for tools in (True, False)] == [Thought.MAY] * 2 + [Thought.NONE] * 2
+    own = {"a": 'x "y"\n{z}', "b": {"c": [1, -2.5, None, True, {"d": ""}], "e": {}}, "f": [[], "g"]}
+    turn = ChatMessage("assistant", "", reasoning_content="Hm.", tool_calls=[
+        ToolCall("weather", json.dumps(own), "call00001"), ToolCall("tides", "{}", "call00002")])
+    prompt = ChatTemplate(source, SPECIAL).render([ChatMessage("user", "?"), turn], {}, TOOLS)
+    said = prompt.partition("<|turn>model\n")[2]
+    said = said[:said.rindex("<tool_call|>") + len("<tool_call|>")]
+    first, *calls = parse_all(factory.parser({}, None, True, Thought.MAY), said)
+    assert first == ReasoningPart("Hm.") and len(calls) == 4
+    texts = [part.text for part in calls if isinstance(part, ToolCallArguments)]
+    assert list(map(json.loads, texts)) == [own, {}]
