@@ -19,8 +19,8 @@ from actorium.actors.gateway.parsers.gemma4_values import (
     CALL_END,
     ENDS,
     QUOTE,
+    ArgumentEnd,
     Beginning,
-    ValueEnd,
     argument_of,
     key_of,
 )
@@ -70,7 +70,7 @@ class Gemma4Parser:
         """Types of the arguments of the call's function."""
         self._key, self._written = "", 0
         """The argument's name, and how many have been returned."""
-        self._value = ValueEnd()
+        self._value = ArgumentEnd()
         if reasons and thought is Thought.OPEN:
             self._state = self._thinking
 
@@ -194,7 +194,7 @@ class Gemma4Parser:
             self._text = text[key.size:]
         else:
             self._key, self._text = key.name, text[key.size:]
-            self._value, self._state = ValueEnd(), self._in_value
+            self._value, self._state = ArgumentEnd(), self._in_value
         return True
 
     def _in_value(self, out: list[MessagePart]) -> bool:

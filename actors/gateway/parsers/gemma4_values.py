@@ -60,7 +60,7 @@ def key_of(text: str) -> Beginning | None:
     return Beginning(name, at + 1) if rest[0] == ":" else Beginning(None, at)
 
 
-class ValueEnd:
+class ArgumentEnd:
     """Finds the end of one value in a text that is still arriving: the comma, bracket or mark
     behind it."""
 
