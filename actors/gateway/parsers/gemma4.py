@@ -243,15 +243,16 @@ NO_CALL = Beginning("", 0)
 def _call_of(text: str) -> Beginning | None:
     """Returns the call that a text with its mark begins with; the size is that of all before its
     arguments. The name is empty where there is none; None = not certain yet."""
-    at = len(CALL) + len(text[len(CALL):MAX_HEADER]) - len(text[len(CALL):MAX_HEADER].lstrip(SPACE))
-    if not text.startswith(CALLS, at):
-        return None if len(text) < MAX_HEADER and CALLS.startswith(text[at:]) else NO_CALL
+    head = text[:MAX_HEADER]
+    whole = len(text) >= MAX_HEADER
+    at = len(head) - len(head[len(CALL):].lstrip(SPACE))
+    if not head.startswith(CALLS, at):
+        return None if not whole and CALLS.startswith(head[at:]) else NO_CALL
     at += len(CALLS)
-    found = re.search(r"[{<]", text[at:MAX_HEADER])
-    name = text[at:MAX_HEADER if found is None else at + found.start()].strip()
+    found = re.search(r"[{<]", head[at:])
+    name = head[at:None if found is None else at + found.start()].strip()
     if found is None:
-        certain = len(text) >= MAX_HEADER or (name and _NAME.fullmatch(name) is None)
-        return NO_CALL if certain else None
+        return NO_CALL if whole or (name and _NAME.fullmatch(name) is None) else None
     if _NAME.fullmatch(name) is None:
         return NO_CALL
     at += found.start()
