@@ -39,8 +39,8 @@ from actorium.actors.runtime.security import endpoints
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 MODEL_IMPLS = ("auto", "actorium", "transformers")
 KV_DTYPES = (*DTYPES, "fp8_e4m3", "fp8_e5m2", "int8")
-TOOL_PARSERS = ("auto", "none", "hermes", "llama3_json", "qwen3_coder", "harmony")
-REASONING_PARSERS = ("auto", "none", "deepseek_r1", "qwen3", "harmony")
+TOOL_PARSERS = ("auto", "none", "hermes", "llama3_json", "qwen3_coder", "harmony", "gemma4")
+REASONING_PARSERS = ("auto", "none", "deepseek_r1", "qwen3", "harmony", "gemma4")
 KEY = ("must be printable, not empty, and without spaces around it: callers could not send it, and "
        "none at all is not to open the doors")
 Rule = tuple[str, bool, str]

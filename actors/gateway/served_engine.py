@@ -16,8 +16,7 @@ from actorium.actors.gateway.api.response_store import BackgroundJobs, open_stor
 from actorium.actors.gateway.http.access_log import AccessLog
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError
 from actorium.actors.gateway.http.peers import Peers
-from actorium.actors.gateway.parsers.harmony import END
-from actorium.actors.gateway.parsers.thoughts import CLOSE, NONE
+from actorium.actors.gateway.parsers.thoughts import NONE
 from actorium.actors.gateway.resume.delta_streams import SharedStreams
 from actorium.actors.gateway.served_model import ServedModel, TokenTexts
 from actorium.actors.health import WORKING_PHASES, not_at_work
@@ -91,8 +90,7 @@ class ServedEngine:
             LOG.info("the chat template has no place for tools: the system message tells a "
                      "request's, and asks for calls as <tool_call>{...}</tool_call>")
         if model.parsing.reasoning != NONE and not self.config.model.skip_tokenizer:
-            mark = END if model.parsing.harmony else CLOSE
-            model.thought_end = await self.client.tokenize(mark, False)
+            model.thought_end = await self.client.tokenize(model.parsing.thought_end, False)
         return model
 
     async def check_model(self, name: str | None) -> ServedModel:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,8 @@ LARGE = 16_384
 """Tokens of a vocabulary from which on masks are computed on several threads."""
 THREADS = 8
 """The most threads."""
+ONE_SIDED = re.compile(r'<\|\w+>|<\w+\|>|<\|"\|>')
+"""Gemma 4's marks."""
 U32 = NDArray[np.uint32]
 
 
@@ -56,11 +59,13 @@ def memory_of(grammar: str) -> int:
 def _with_plain_marks(tokenizer: Path) -> str:
     """Returns the tokenizer.json with added tokens that are text, such as `</think>` and
     `<tool_call>` of many models, in its vocabulary: llguidance takes each one in angle brackets for
-    a special token, which no text of a grammar matches."""
+    a special token, which no text of a grammar matches. Gemma 4's marks stay: its grammars name
+    them as special tokens, and GGUF files have them as text."""
     given = json.loads(tokenizer.read_bytes())
     vocabulary, added = given["model"].get("vocab"), given.get("added_tokens") or []
     marks = [one for one in added if not one["special"] and one["content"].isascii()
-             and not any(letter.isspace() for letter in one["content"])]
+             and not any(letter.isspace() for letter in one["content"])
+             and ONE_SIDED.fullmatch(one["content"]) is None]
     if not isinstance(vocabulary, dict) or not marks:
         return str(tokenizer)
     vocabulary.update({one["content"]: one["id"] for one in marks})
@@ -170,9 +175,10 @@ class GrammarVocabulary:
         """Returns u32[words] with the first token of a text alone: of a mark that is a token, that.
         """
         bits = np.zeros(self.words, np.uint32)
-        whole = self._tokens.greedy_tokenize(text.decode())
-        first = (whole if len(whole) == 1 else self._tokens.tokenize_bytes(text))[0]
-        bits[first // 32] = 1 << first % 32
+        ways = (self._tokens.tokenize_str(text.decode(), parse_special=True),
+                self._tokens.greedy_tokenize(text.decode()))
+        whole = next((ids for ids in ways if len(ids) == 1), self._tokens.tokenize_bytes(text))
+        bits[whole[0] // 32] = 1 << whole[0] % 32
         return bits
 
     def bytes_of(self, token: int) -> bytes:

@@ -1,5 +1,6 @@
 """Structural tags (xgrammar's, as SGLang and vLLM accept them): tagged parts amid free text. Parts
-of our own kinds are `thought`, `token` (a special token, by its text), and `lenient` and
+of our own kinds are `thought`, `token` (a special token, by its text), `plus` (a part once or
+several times), `tokens` of an `any_text` (special tokens that may stand in it), and `lenient` and
 `additional_properties` of a `json_schema`.
 
 A description in JSON becomes a grammar in Lark's syntax, with llguidance's lazy lexemes for text
@@ -16,17 +17,21 @@ from typing import Any, NamedTuple
 
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.structured.schemas import closed
-from actorium.actors.structured.text_state import FREE, TextLimits
+from actorium.actors.structured.text_state import FREE, THOUGHTS, TextLimits
 
 MAX_PARTS = 2000
 """The most parts of a description."""
 TEXT = r"/(?s:.*)/"
-THOUGHT_MARKS = "<think>", "</think>"
-SPECIAL_TOKEN = re.compile(r"<\|\w{1,64}\|>")
-FREE_MARK = FREE[1][0].decode()
+WORDS = r"/(?s:.+)/"
+THOUGHT_MARKS = {"think": ('"<think>"', '"</think>"'),
+                 "gemma4": (r'<|channel> "thought\n"', "<channel|>")}
+"""Marks of thoughts in Lark, in the order of `THOUGHTS`."""
+SPECIAL_TOKEN = re.compile(r'<\|[\w"]{1,64}\|?>|<\w{1,64}\|>')
+FREE_MARK = FREE[len(THOUGHTS)][0].decode()
 """Begins the mark of a call whose arguments are free text."""
 SPACES_BEHIND = r"/[ \n]{0,8}/"
 """Between a thought and the answer. Bounded, or a model may fill its context with blanks."""
+_QUOTE = '"'
 Node = dict[str, Any]
 
 
@@ -92,7 +97,7 @@ class _Translation:
         self._kinds: dict[str, Callable[[Node, str, Then], Then]] = {
             "const_string": self._const, "json_schema": self._schema, "regex": self._regex,
             "any_text": self._text, "token": self._token, "grammar": self._grammar,
-            "thought": self._thought,
+            "thought": self._thought, "plus": self._plus,
             "sequence": self._sequence, "or": self._either, "tag": self._tag,
             "triggered_tags": self._triggered, "tags_with_separator": self._separated}
 
@@ -136,9 +141,7 @@ class _Translation:
 
     def _token(self, node: Node, where: str, then: Then) -> Then:
         _known(node, where, ("type", "text"))
-        text = _string(node, where, "text")
-        if SPECIAL_TOKEN.fullmatch(text) is None:
-            raise _wrong(f"{where}.text", "must be a special token's text, as <|end|>")
+        text = _special_token(node.get("text"), f"{where}.text")
         return Then(f"{text} {then.expression}", [(text, then.expression)])
 
     def _const(self, node: Node, where: str, then: Then) -> Then:
@@ -174,17 +177,22 @@ class _Translation:
     def _thought(self, node: Node, where: str, then: Then) -> Then:
         """Matches a thought and the blanks behind it. Where it is not open yet, it may be left
         out."""
-        _known(node, where, ("type", "open", "max_tokens"))
+        _known(node, where, ("type", "open", "max_tokens", "marks"))
         budget, is_open = node.get("max_tokens"), bool(node.get("open"))
         if budget is not None and (type(budget) is not int or budget < 0):
             raise _wrong(f"{where}.max_tokens", "must be a whole number, not negative")
-        self._limits = self._limits._replace(thought=is_open, budget=budget)
-        begin, end = THOUGHT_MARKS
+        marks, kinds = node.get("marks", "think"), list(THOUGHT_MARKS)
+        if marks not in kinds:
+            raise _wrong(f"{where}.marks", f"must be one of {', '.join(kinds)}")
+        number = kinds.index(marks) + 1
+        self._limits = self._limits._replace(thought=number if is_open else 0, budget=budget)
+        begin, end = THOUGHT_MARKS[marks]
         then = self._named(then)
-        thought = f"{self._rule(f'{TEXT} {_quoted(end)}', lazy=True)} {SPACES_BEHIND}"
+        # No text matches a special token, so it ends a text by itself.
+        thought = f"{self._rule(f'{TEXT} {end}', lazy=end.startswith(_QUOTE))} {SPACES_BEHIND}"
         if is_open:
             return Then(f"{thought} {then.expression}")
-        return Then(self._rule(f"{_quoted(begin)} {thought} {then.expression} | {then.expression}"))
+        return Then(self._rule(f"{begin} {thought} {then.expression} | {then.expression}"))
 
     def _regex(self, node: Node, where: str, then: Then) -> Then:
         _known(node, where, ("type", "pattern"))
@@ -193,11 +201,18 @@ class _Translation:
         return Then(f"/{pattern}/ {then.expression}")
 
     def _text(self, node: Node, where: str, then: Then) -> Then:
-        _known(node, where, ("type", "excludes"))
+        _known(node, where, ("type", "excludes", "tokens"))
         if node.get("excludes"):
             raise _wrong(f"{where}.excludes", "is not supported")
         self._no_json()
-        return self._until(then, where)
+        if "tokens" not in node:
+            return self._until(then, where)
+        tokens = [_special_token(one, f"{where}.tokens") for one in _list(node, where, "tokens")]
+        if not then.last and not (then.leads and all(lead[0] == "<" for lead, _ in then.leads)):
+            raise _wrong(where, "any_text with tokens must be the last part, or a special token "
+                         "must follow on it")
+        text = self._rule(f"({' | '.join([WORDS, *tokens])})*")
+        return Then(f"{text} {then.expression}")
 
     def _until(self, then: Then, where: str) -> Then:
         """Matches any text, up to where what follows begins."""
@@ -206,7 +221,7 @@ class _Translation:
         if not then.leads:
             raise _wrong(where, "any_text must be the last part, or fixed text must follow on it")
         # No text matches a special token, so it ends a text by itself.
-        choices = [f"{self._rule(f'{TEXT} {lead}', lazy=True)} {rest}" if lead.startswith('"')
+        choices = [f"{self._rule(f'{TEXT} {lead}', lazy=True)} {rest}" if lead.startswith(_QUOTE)
                    else f"{self._rule(TEXT)} {lead} {rest}" for lead, rest in then.leads]
         return Then(self._rule(" | ".join(choices)))
 
@@ -222,6 +237,16 @@ class _Translation:
         then = self._named(then)
         return self._one_of([self._part(part, f"{where}.elements[{number}]", then)
                              for number, part in enumerate(_list(node, where, "elements"))])
+
+    def _plus(self, node: Node, where: str, then: Then) -> Then:
+        """Matches a part once or several times, one behind the other."""
+        _known(node, where, ("type", "content"))
+        then, more = self._named(then), f"part_{len(self._rules)}"
+        self._rules.append("")
+        place = len(self._rules) - 1
+        each = self._part(node.get("content"), f"{where}.content", Then(more))
+        self._rules[place] = f"{more}: {each.expression} | {then.expression}"
+        return each
 
     def _one_of(self, choices: Sequence[Then]) -> Then:
         leads: list[tuple[str, str]] | None = []
@@ -322,6 +347,12 @@ def _known(node: Node, where: str, keys: Sequence[str]) -> None:
     for key in node:
         if key not in keys:
             raise _wrong(f"{where}.{key}", "is not supported")
+
+
+def _special_token(text: Any, where: str) -> str:
+    if not isinstance(text, str) or SPECIAL_TOKEN.fullmatch(text) is None:
+        raise _wrong(where, "must be a special token's text, as <|end|>")
+    return text
 
 
 def _string(node: Node, where: str, key: str) -> str:

@@ -14,8 +14,10 @@ MOST = 20
 """Digits of a number in a row, from which on no token that begins with one follows: a model may go
 on with them until its context is full. 19 make an int64, 17 a float64."""
 QUOTE, BACKSLASH, ZERO, NINE, OPEN, CLOSE = b'"\\09<>'
-THOUGHT_END = b"</think>"
-FREE = ((b"<think>", THOUGHT_END), (b"<function=", b"</function>"))
+THOUGHTS = ((b"<think>", b"</think>"), (b"<|channel>", b"<channel|>"))
+"""Marks of thoughts: how they begin, and what ends them. The second ones are Gemma 4's."""
+THOUGHT_ENDS = tuple(end for _, end in THOUGHTS)
+FREE = (*THOUGHTS, (b"<function=", b"</function>"))
 """Marks (how they begin) behind which text is free, and what ends it: of thoughts, and of calls in
 Qwen3-Coder's form."""
 KEPT = max(len(mark) for pair in FREE for mark in pair)
@@ -39,7 +41,7 @@ class TextState(NamedTuple):
 
     def after(self, text: bytes) -> TextState:
         """Returns the state behind another token with this text."""
-        state = self._replace(thought=self.thought + (self.free == THOUGHT_END))
+        state = self._replace(thought=self.thought + (self.free in THOUGHT_ENDS))
         while text:
             state, text = state._in_free_text(text) if state.free else state._in_json(text)
         return state
@@ -47,11 +49,12 @@ class TextState(NamedTuple):
     def left_of_thought(self) -> bytes:
         """Returns what of the mark that ends a thought has not been written; empty outside of one.
         """
-        if self.free != THOUGHT_END:
+        end = self.free
+        if end not in THOUGHT_ENDS:
             return b""
-        written = next(size for size in range(len(THOUGHT_END) - 1, -1, -1)
-                       if self.tail.endswith(THOUGHT_END[:size]))
-        return THOUGHT_END[written:]
+        written = next(size for size in range(len(end) - 1, -1, -1)
+                       if self.tail.endswith(end[:size]))
+        return end[written:]
 
     def _in_free_text(self, text: bytes) -> tuple[TextState, bytes]:
         """Returns the state behind free text, and what follows it."""
@@ -95,8 +98,8 @@ class TextLimits(NamedTuple):
 
     json: bool = False
     """Numbers end at `MOST` digits."""
-    thought: bool = False
-    """The text begins within a thought."""
+    thought: int = 0
+    """Which of `THOUGHTS` the text begins within, counted from 1; 0 = none."""
     budget: int | None = None
     """The most tokens of the thought."""
     free: bool = False
@@ -112,11 +115,11 @@ class TextLimits(NamedTuple):
 
     def start(self) -> TextState:
         """Returns the state of the empty text."""
-        return TextState(free=THOUGHT_END) if self.thought else TextState()
+        return TextState(free=THOUGHT_ENDS[self.thought - 1]) if self.thought else TextState()
 
     def ends_thought(self, state: TextState) -> bool:
         """Returns whether the thought has all its tokens, so that the mark that ends it follows."""
-        return self.budget is not None and state.free == THOUGHT_END \
+        return self.budget is not None and state.free in THOUGHT_ENDS \
             and state.thought >= self.budget
 
 
@@ -131,4 +134,4 @@ def limits_of(grammar: str) -> TextLimits | None:
     if kind != LIMITED:
         return None
     json, thought, budget, free = map(int, limits)
-    return TextLimits(bool(json), bool(thought), None if budget < 0 else budget, bool(free))
+    return TextLimits(bool(json), thought, None if budget < 0 else budget, bool(free))

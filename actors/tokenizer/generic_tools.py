@@ -63,12 +63,15 @@ class TemplateTraits(Struct, frozen=True):
     """Of a turn's calls it shows the first alone, or refuses the turn."""
     thinking: bool = False
     """It shows the reasoning before a call as `thinking`, which has no text beside it."""
+    responses: bool = False
+    """It wants results as `tool_responses` of the turn with their calls (Gemma 4's first ones)."""
 
     def described(self, turns: Turns, tools: Tools | None) -> Turns:
         """Returns the conversation with all that the template would leave out in its texts."""
         turns = turns if self.late_system else _without_late_system(turns)
         turns = _one_call_each(turns) if self.one_call else turns
         turns = [_with_thinking(turn) for turn in turns] if self.thinking else turns
+        turns = _with_responses(turns) if self.responses else turns
         lacks_tools = bool(tools) and not self.tools
         out: Turns = []
         has_results = False
@@ -124,6 +127,28 @@ def _with_thinking(turn: dict[str, Any]) -> dict[str, Any]:
     said = turn["content"] if isinstance(turn["content"], str) else ""
     return turn | {"content": "" if said else turn["content"],
                    "thinking": f"{thought}\n\n{said}" if said else thought}
+
+
+def _with_responses(turns: Turns) -> Turns:
+    """Returns the conversation with results in the turns of their calls, and so the answer behind
+    them: all that is one turn of the model."""
+    out: Turns = []
+    for turn in turns:
+        last = out[-1] if out else {}
+        if turn["role"] == "tool" and last.get("tool_calls"):
+            names = {call["id"]: call["function"]["name"] for call in last["tool_calls"]}
+            said = turn["content"] if isinstance(turn["content"], str) else "".join(
+                part.get("text", "") for part in turn["content"])
+            value = _decoded(said)
+            own = {"name": names.get(turn.get("tool_call_id"), turn.get("name", "unknown")),
+                   "response": value if isinstance(value, dict) else said}
+            out[-1] = last | {"tool_responses": [*last.get("tool_responses", ()), own]}
+        elif turn["role"] == "assistant" and not turn.get("tool_calls") \
+                and last.get("tool_responses") and not last["content"]:
+            out[-1] = last | {"content": turn["content"]}
+        else:
+            out.append(turn)
+    return out
 
 
 def _json(value: Any) -> str:
@@ -227,12 +252,15 @@ def probe(rendered: Rendered) -> TemplateTraits:
                                      ), _RESULT, _RESULT | {"tool_call_id": "probe0002"}], None)
     thinking, usual = (_WORD in rendered([_USER, call | {name: _WORD}], None)
                        for name in ("thinking", "reasoning_content"))
+    responded = rendered([_USER, call | {"tool_responses": [{"name": _TOOL, "response": _WORD}]}],
+                         None)
     # A refusal of one that shows tools is about the conversation, not about what it can show.
     return TemplateTraits(tools=tools, calls=shows_calls,
                           results=_WORD in answered if answered else tools,
                           system=system, late_system=late, text_arguments=text,
                           one_call=bool(called) and shows_calls and _OTHER not in several,
-                          thinking=thinking and not usual)
+                          thinking=thinking and not usual,
+                          responses=_WORD in responded and responded != answered)
 
 
 # --- arguments of calls ---------------------------------------------------------------------------

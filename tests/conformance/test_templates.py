@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 
 from actorium.actors.errors import InvalidRequest
+from actorium.actors.gateway.parsers.parser_factory import ModelTemplates, ParserFactory
+from actorium.actors.gateway.parsers.parts import ReasoningPart, ToolCallArguments, parse_all
+from actorium.actors.gateway.parsers.thoughts import Thought
 from actorium.actors.messages import ChatMessage, ToolCall
 from actorium.actors.tokenizer.chat_template import ChatTemplate
+from actorium.actors.tokenizer.generic_tools import TemplateTraits
 
 pytestmark = pytest.mark.conformance
 FOLDER = Path(__file__).parents[2] / "build" / "llamacpp" / "models" / "templates"
@@ -60,8 +64,9 @@ def ours(template: ChatTemplate, talk: list[tuple[Any, ...]], tools: Any) -> str
         return None
 
 
-def theirs(source: str, talk: list[tuple[Any, ...]], tools: Any, text: bool) -> str | None:
-    """The same of transformers; text: arguments are given as JSON."""
+def theirs(source: str, talk: list[tuple[Any, ...]], tools: Any, traits: TemplateTraits
+           ) -> str | None:
+    """The same of transformers, with arguments and results as the template wants them."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     plain: list[dict[str, Any]] = []
@@ -72,14 +77,35 @@ def theirs(source: str, talk: list[tuple[Any, ...]], tools: Any, text: bool) -> 
         elif more:
             plain[-1]["tool_calls"] = [
                 {"type": "function", "id": rid, "function": {
-                    "name": name, "arguments": json.dumps(own) if text else own}}
+                    "name": name, "arguments": json.dumps(own) if traits.text_arguments else own}}
                 for name, own, rid in more[0]]
+    plain = in_calls(plain) if traits.responses else plain
     try:
         found: str = render_jinja_template([plain], tools=tools, chat_template=source,
                                            add_generation_prompt=True, **SPECIAL)[0][0]
     except Exception:
         return None
     return found
+
+
+def in_calls(talk: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The conversation as Gemma 4's first templates get it: results, and an answer behind them, in
+    the turn with their calls."""
+    out: list[dict[str, Any]] = []
+    for turn in talk:
+        last = out[-1] if out else {}
+        if turn["role"] == "tool":
+            said = turn["content"]
+            name = next(one["function"]["name"] for one in last["tool_calls"]
+                        if one["id"] == turn["tool_call_id"])
+            last.setdefault("tool_responses", []).append(
+                {"name": name, "response": json.loads(said) if said.startswith("{") else said})
+        elif turn["role"] == "assistant" and "tool_calls" not in turn \
+                and "tool_responses" in last and not last["content"]:
+            last["content"] = turn["content"]
+        else:
+            out.append(turn)
+    return out
 
 
 def one_by_one(talk: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
@@ -116,9 +142,28 @@ def test_as_transformers_renders_them(name: str) -> None:
                 or (results and not traits.results)
             shown = one_by_one(talk) if traits.one_call else talk
             if not lacks:
-                assert got == theirs(source, shown, tools, traits.text_arguments), (title, tools)
+                assert got == theirs(source, shown, tools, traits), (title, tools)
             elif got is not None:
                 told = ["tides"] if tools else []
                 told += ["Riga"] if calls else []
                 told += ["12"] if results else []
                 assert all(word in got for word in told), (title, tools, got)
+
+
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if "gemma-4" in name])
+def test_gemmas_calls_are_read_as_its_template_writes_them(name: str) -> None:
+    source = (FOLDER / name).read_text()
+    factory = ParserFactory("auto", "auto", ModelTemplates(source, source))
+    assert (factory.tools, factory.reasoning) == ("gemma4", "gemma4")
+    assert [factory.thought({"enable_thinking": on}, tools) for on in (True, False)
+            for tools in (True, False)] == [Thought.MAY] * 2 + [Thought.NONE] * 2
+    own = {"a": 'x "y"\n{z}', "b": {"c": [1, -2.5, None, True, {"d": ""}], "e": {}}, "f": [[], "g"]}
+    turn = ChatMessage("assistant", "", reasoning_content="Hm.", tool_calls=[
+        ToolCall("weather", json.dumps(own), "call00001"), ToolCall("tides", "{}", "call00002")])
+    prompt = ChatTemplate(source, SPECIAL).render([ChatMessage("user", "?"), turn], {}, TOOLS)
+    said = prompt.partition("<|turn>model\n")[2]
+    said = said[:said.rindex("<tool_call|>") + len("<tool_call|>")]
+    first, *calls = parse_all(factory.parser({}, None, True, Thought.MAY), said)
+    assert first == ReasoningPart("Hm.") and len(calls) == 4
+    texts = [part.text for part in calls if isinstance(part, ToolCallArguments)]
+    assert list(map(json.loads, texts)) == [own, {}]

@@ -244,6 +244,8 @@ def test_contradictions_are_refused_in_one_line(
     (["--log-level", "WARNING"], "runtime.log_level", "warning"),
     (["--log-level", "critical"], "runtime.log_level", "error"),
     (["--tool-call-parser", "qwen25"], "gateway.tool_call_parser", "hermes"),
+    (["--tool-call-parser", "gemma4"], "gateway.tool_call_parser", "gemma4"),
+    (["--reasoning-parser", "gemma4"], "gateway.reasoning_parser", "gemma4"),
     (["--cuda-graph-bs", "1", "2", "4"], "device.graph_batch_sizes", "1,2,4"),
     (["--cudagraph-capture-sizes", "[1, 2]"], "device.graph_batch_sizes", "1,2"),
     (["--cudagraph-capture-sizes", "1", "2", DEMO], "device.graph_token_counts", "1,2"),

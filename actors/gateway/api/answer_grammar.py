@@ -2,7 +2,8 @@
 then a text in the caller's format, or calls of tools. Pure.
 
 A format binds the text alone: the model may call tools instead, in the form that it was trained on.
-Calls that are demanded are a list of JSON objects; of a function that is named, its arguments.
+Calls that are demanded are a list of JSON objects; of a function that is named, its arguments. In
+the forms whose marks are special tokens (harmony, Gemma 4's) they are calls like others.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from actorium.actors.errors import InvalidRequest
 from actorium.actors.gateway.api.offered_tools import Function, ToolSelection
 from actorium.actors.gateway.api.response_formats import json_text
 from actorium.actors.gateway.http.http_errors import bad_field
+from actorium.actors.gateway.parsers.gemma4 import CALLS, GEMMA4
+from actorium.actors.gateway.parsers.gemma4_values import CALL, CALL_END, QUOTE
 from actorium.actors.gateway.parsers.harmony import (
     ANALYSIS,
     CHANNEL,
@@ -57,15 +60,16 @@ CODER = "qwen3_coder"
 
 
 def constraint(wanted: Structured | None, tools: ToolSelection, parser: str, thought: Thought,
-               budget: int | None = None) -> Structured | None:
-    """Returns the constraint on a completion. wanted: the text's format; parser: the name of the
-    tools' parser; budget: the most tokens of the thought. Raises `HttpError`, `InvalidRequest`."""
+               budget: int | None = None, reasoning: str = "") -> Structured | None:
+    """Returns the constraint on a completion. wanted: the text's format; parser, reasoning: the
+    names of the parsers of tools and of reasoning; budget: the most tokens of the thought. Raises
+    `HttpError`, `InvalidRequest`."""
     if parser == HARMONY:
         return _harmony(wanted, tools, thought, budget)
     calls = None if wanted is None or tools.forced is not None else _calls(tools, parser)
     thinks = thought is not Thought.NONE
     if tools.forced is not None:
-        body = _demanded(tools)
+        body = _gemma_calls(tools) if parser == GEMMA4 else _demanded(tools)
     elif wanted is not None and (thinks or calls is not None):
         body = _format(wanted) if calls is None else _one_of(_format(wanted), calls)
     elif thinks and budget is not None:
@@ -73,7 +77,8 @@ def constraint(wanted: Structured | None, tools: ToolSelection, parser: str, tho
     else:
         return wanted
     if thinks:
-        body = _sequence(_thought(thought, budget), body)
+        marks = {"marks": GEMMA4} if GEMMA4 in (parser, reasoning) else {}
+        body = _sequence({**_thought(thought, budget), **marks}, body)
     elif body["type"] == "json_schema":
         return Structured(json_schema=json_text(body["json_schema"]), lenient=body["lenient"])
     return _tagged(body)
@@ -130,6 +135,8 @@ def _calls(tools: ToolSelection, parser: str) -> Node | None:
     if not tools.callable:
         return None
     _check_size([one for one in tools.callable if one.strict])
+    if parser == GEMMA4:
+        return _gemma_calls(tools)
     if parser == CODER:
         tags, separator = [_coder_call(one) for one in tools.callable], "\n"
     elif parser in FORMS:
@@ -188,6 +195,23 @@ def _object_call(function: Function, form: CallSyntax, arguments: Node) -> Node:
               "properties": {"name": {"const": function.name},
                              form.key: under(arguments["json_schema"], place)}}
     return _tag("", {**arguments, "json_schema": schema}, "")
+
+
+def _gemma_calls(tools: ToolSelection) -> Node:
+    """Returns calls as Gemma 4 writes them; where a schema binds their arguments, those are JSON.
+    """
+    forced = tools.forced
+    wanted = [one for one in tools.callable if forced in (None, "", one.name)]
+    _check_size([one for one in wanted if one.strict or forced is not None])
+    calls = []
+    for one in wanted:
+        if forced is not None or one.strict:
+            arguments = [_const(f"{CALLS}{one.name}"), _arguments(one)]
+        else:
+            arguments = [_const(f"{CALLS}{one.name}{{"), {**ANY_TEXT, "tokens": [QUOTE]}]
+        calls.append(_sequence(_token(CALL), *arguments, _token(CALL_END)))
+    many = tools.parallel and not forced
+    return {"type": "plus", "content": _one_of(*calls)} if many else _one_of(*calls)
 
 
 def _coder_call(function: Function) -> Node:

@@ -130,7 +130,7 @@ class HttpTurn(ABC):
         """Returns a reader of answers with reasoning and calls. separates_reasoning: False = it is
         text; keeps_reasoning: False = it is left out; customs: names of custom tools."""
         tools, model = self._tools, self.model
-        if model.parsing.harmony:  # its marks are special tokens
+        if model.parsing.special_marks:
             self.body.skip_special_tokens = False
 
         def new_choice() -> ChoiceReader:
@@ -147,7 +147,9 @@ class HttpTurn(ABC):
         most = min(self.body.limit or self.model.max_model_len, self.model.max_model_len)
         if budget is not None and budget >= most:
             budget = None  # steps with a grammar take longer
-        return constraint(wanted, self._tools, self.model.parsing.call_form, self._thought, budget)
+        parsing = self.model.parsing
+        return constraint(wanted, self._tools, parsing.call_form, self._thought, budget,
+                          parsing.reasoning)
 
     # --- what each API has of its own ---
 

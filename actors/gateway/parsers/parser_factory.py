@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from actorium.actors.gateway.parsers.harmony import CHANNEL, HARMONY, HarmonyParser
+from actorium.actors.gateway.parsers.gemma4 import GEMMA4, Gemma4Parser
+from actorium.actors.gateway.parsers.gemma4_values import CALL
+from actorium.actors.gateway.parsers.harmony import CHANNEL, END, HARMONY, HarmonyParser
 from actorium.actors.gateway.parsers.json_calls import (
     CallListParser,
     HermesParser,
@@ -23,6 +25,8 @@ from actorium.actors.gateway.parsers.qwen3_coder import Qwen3CoderParser, Schema
 from actorium.actors.gateway.parsers.thoughts import (
     AUTO,
     CALL_BEGINNINGS,
+    CHANNEL_END,
+    CLOSE,
     MAX_SWITCHES,
     NONE,
     SWITCHES,
@@ -34,8 +38,8 @@ from actorium.actors.gateway.parsers.thoughts import (
 )
 from actorium.actors.models.template_files import DEFAULT, TOOL_USE
 
-_MARKS = ((CHANNEL, HARMONY), ("<function=", "qwen3_coder"), ("<tool_call>", "hermes"),
-          ("<|python_tag|>", "llama3_json"), ("ipython", "llama3_json"))
+_MARKS = ((CHANNEL, HARMONY), (CALL, GEMMA4), ("<function=", "qwen3_coder"),
+          ("<tool_call>", "hermes"), ("<|python_tag|>", "llama3_json"), ("ipython", "llama3_json"))
 """Strings that show which format a template uses."""
 
 
@@ -83,12 +87,16 @@ class ParserFactory:
         self._reads_calls = tool_parser != NONE
         self.reasoning = reasoning_parser if reasoning_parser != AUTO \
             else detect_reasoning_parser(templates.plain + templates.with_tools)
-        if tool_parser == AUTO and reasoning_parser == HARMONY:
-            self.tools = HARMONY
-        elif reasoning_parser == AUTO and tool_parser == HARMONY:
-            self.reasoning = HARMONY
-        self.harmony = HARMONY in (self.tools, self.reasoning)
-        """The output is messages between special tokens, which must be sent with it."""
+        if tool_parser == AUTO and reasoning_parser in (HARMONY, GEMMA4):
+            self.tools = reasoning_parser
+        elif reasoning_parser == AUTO and tool_parser in (HARMONY, GEMMA4):
+            self.reasoning = tool_parser
+        self._harmony = HARMONY in (self.tools, self.reasoning)
+        self.special_marks = self._harmony or GEMMA4 in (self.tools, self.reasoning)
+        """The marks are special tokens, which must be sent with the output."""
+        self.thought_end = END if self._harmony else \
+            CHANNEL_END if self.reasoning == GEMMA4 else CLOSE
+        """The mark that ends a thought."""
         self._always_inside = reasoning_parser == "deepseek_r1"
         self._openings = {tools: thought_opening(template) for tools, template in (
             (False, templates.plain), (True, templates.with_tools))}
@@ -102,9 +110,11 @@ class ParserFactory:
         arguments the completion is, or "" = a list of calls; reasons: separate the reasoning, as
         is always done with forced calls.
         """
-        if self.harmony:
+        if self._harmony:
             calls = self._reads_calls and (tools is not None or forced is not None)
             return HarmonyParser(calls, reasons and self.reasoning != NONE, thought)
+        if self.tools == GEMMA4:
+            return Gemma4Parser(tools, reasons and self.reasoning != NONE, thought)
         if forced is not None:
             reader: OutputParser = NamedCallParser(forced) if forced else CallListParser()
             reasons = thought is not Thought.NONE
@@ -112,6 +122,8 @@ class ParserFactory:
             reader = self._reader(tools)
         if not reasons or self.reasoning == NONE:
             return reader
+        if self.reasoning == GEMMA4:
+            return ChainedParser(Gemma4Parser(None, True, thought), reader)
         unforced = forced is None and not isinstance(reader, PlainParser)
         call = CALL_BEGINNINGS[self.call_form] if unforced else None
         return ChainedParser(ThinkParser(thought is Thought.OPEN, call), reader)
@@ -133,11 +145,11 @@ class ParserFactory:
         """Returns whether a completion begins with a thought. template_args: of the request, which
         may switch it off; tools: the template is shown some; inside: the completion continues a
         message, and a thought in it, None = as the template begins the model's turn."""
-        if inside is False or (self.reasoning == NONE and not self.harmony):
+        if inside is False or (self.reasoning == NONE and not self._harmony):
             return Thought.NONE
         if inside:
             return Thought.OPEN
-        if self.harmony:
+        if self._harmony:
             return Thought.MAY
         args = {**self._default_args, **template_args}
         found = ((name, value) for name, value in args.items() if is_switch(name, value))

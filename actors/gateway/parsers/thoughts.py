@@ -22,6 +22,8 @@ from actorium.actors.gateway.parsers.parts import (
 AUTO, NONE = "auto", "none"
 """Values of the flags that select a parser: by the template, and no parser."""
 OPEN, CLOSE = "<think>", "</think>"
+CHANNEL, CHANNEL_END = "<|channel>", "<channel|>"
+"""Those of Gemma 4."""
 MAX_SWITCHES = 32
 """The most arguments of a template that are considered."""
 OPENING_TICKS = 2000
@@ -43,13 +45,16 @@ class Thought(Enum):
 
 def opens_thought(text: str) -> bool:
     """Returns whether the text after the beginning of a message is still a thought."""
-    return text.rfind(OPEN) > text.rfind(CLOSE)
+    return any(text.rfind(begin) > text.rfind(end)
+               for begin, end in ((OPEN, CLOSE), (CHANNEL, CHANNEL_END)))
 
 
 def detect_reasoning_parser(template: str) -> str:
     """Returns the name of the parser for a chat template's thoughts."""
     if "<|channel|>" in template:
         return "harmony"
+    if CHANNEL in template:
+        return "gemma4"
     return "qwen3" if CLOSE in template or OPEN in template else NONE
 
 
@@ -63,7 +68,8 @@ class ThoughtOpening:
         self._template = ChatTemplate(template, {})
 
     def begins(self, args: Mapping[str, Any]) -> Thought:
-        """Returns how a prompt made by it ends: with `<think>`, `</think>` or neither."""
+        """Returns how a prompt made by it ends: with the beginning or the end of a thought, or
+        neither."""
         from actorium.actors.messages import ChatMessage
         from actorium.actors.tokenizer.chat_template import RenderBudgetExceeded
 
@@ -73,13 +79,13 @@ class ThoughtOpening:
         except (ActoriumError, RenderBudgetExceeded):
             return Thought.MAY
         end = prompt.rstrip()
-        return Thought.OPEN if end.endswith(OPEN) else \
-            Thought.NONE if end.endswith(CLOSE) else Thought.MAY
+        return Thought.OPEN if end.endswith((OPEN, CHANNEL, f"{CHANNEL}thought")) else \
+            Thought.NONE if end.endswith((CLOSE, CHANNEL_END)) else Thought.MAY
 
 
 def thought_opening(template: str) -> ThoughtOpening | None:
     try:
-        return ThoughtOpening(template) if OPEN in template else None
+        return ThoughtOpening(template) if OPEN in template or CHANNEL in template else None
     except ActoriumError:
         return None
 

@@ -76,6 +76,9 @@ CASES: list[tuple[Any, list[str], list[str]]] = [
      ["", "<b>x</b>", '<b>x</b>, <a>{"city": "Rome"}</a>'], ["<b>x</b>, ", "x"]),
     ({"type": "tags_with_separator", "separator": ";", "tags": TAGS, "at_least_one": True,
       "stop_after_first": True}, ["<b>x</b>"], ["", "<b>x</b>;<b>x</b>"]),
+    (sequence({"type": "plus", "content": {"type": "or", "elements": TAGS}}, const("!")),
+     ["<b>x</b>!", '<b>x</b><a>{"city": "Rome"}</a><b></b>!'],
+     ["!", "<b>x</b>", "<b>x</b>;<b></b>"]),
 ]
 
 
@@ -112,6 +115,12 @@ def test_random_walks_keep_to_it() -> None:
     ({**schema(), "style": "qwen_xml"}, r"format\.style: 'qwen_xml' is not supported"),
     (tag("<a>", schema(), None), r"format\.end: must be a string"),
     (sequence(), r"format\.elements: must be a list, not empty"),
+    ({**ANY, "tokens": ["x"]}, r"format\.tokens: must be a special token's text"),
+    ({**ANY, "tokens": []}, r"format\.tokens: must be a list, not empty"),
+    (sequence({**ANY, "tokens": ["<|x|>"]}, const("a")), r"elements\[0\]: any_text with tokens"),
+    ({"type": "token", "text": "<a>"}, r"format\.text: must be a special token's text"),
+    ({"type": "thought", "marks": "x"}, r"format\.marks: must be one of think, gemma4"),
+    ({"type": "plus"}, r"format\.content: type must be"),
     ({"type": "const_string"}, r"format\.value: must be a string"),
     (schema(5), r"format\.json_schema: must be a JSON schema"),
     ({"structures": [{"begin": "<a>", "schema": {}, "end": "", "x": 1}], "triggers": ["<"]},

@@ -178,3 +178,36 @@ def test_templates_that_refuse_several_calls_get_one_by_one() -> None:
     strict = ("{% for m in messages %}{% if m.tool_calls | length > 1 %}"
               "{{ raise_exception('one') }}{% endif %}{% endfor %}" + OBJECTS)
     assert render(strict, [ASKED, CALLS, *RESULTS], []).count("[weather") == 2
+
+
+RESPONSES = ("{% for m in messages %}({{ m.role }}: {% for c in m.tool_calls or [] %}"
+             "{{ c.function.arguments | tojson }}{% endfor %}{% for r in m.tool_responses or [] %}"
+             "[{{ r.name }} {{ r.response | tojson }}]{% endfor %}{{ m.content }}){% endfor %}")
+"""As Gemma 4's first templates: a turn of the role "tool" is shown, too, but as none of theirs."""
+
+
+def test_results_are_in_the_turn_of_their_calls_where_a_template_wants_that() -> None:
+    template = ChatTemplate(RESPONSES, {})
+    assert template.traits().responses
+    results = [RESULTS[0], ChatMessage("tool", '{"degrees": 30}', tool_call_id="b")]
+    calls = '({}: {{"place": "Riga"}}{{"place": "Bonn"}}[weather "12 °C"]' \
+        '[weather {{"degrees": 30}}]{})'
+    asked = f"(user: {ASKED.content})"
+    assert template.render([ASKED, CALLS, *results], {}) == asked + calls.format("assistant", "")
+    answer = ChatMessage("assistant", "Warm.")
+    assert template.render([ASKED, CALLS, *results, answer, THANKS], {}) == \
+        asked + calls.format("assistant", "Warm.") + "(user: And in Rome?)"
+    parts = [TurnPart("text", text="12 °C")]
+    assert '[weather "12 °C"]' in template.render(
+        [ASKED, CALLS, ChatMessage("tool", parts, tool_call_id="a")], {})
+    said = ChatMessage("assistant", "I look.", tool_calls=CALLS.tool_calls)
+    assert template.render([ASKED, said, *results, answer], {}) == \
+        asked + calls.format("assistant", "I look.") + "(assistant: Warm.)"
+
+
+def test_templates_that_show_results_of_both_kinds_alike_get_them_as_they_are() -> None:
+    alike = ("{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+             "{{ c.function.arguments | tojson }}{% endfor %}{% for r in m.tool_responses or [] %}"
+             "{{ r.response }}{% endfor %}{% endfor %}")
+    assert not ChatTemplate(alike, {}).traits().responses
+    assert not ChatTemplate(OBJECTS, {}).traits().responses
