@@ -16,13 +16,13 @@ import re
 import time
 import typing
 from collections import Counter, deque
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import zmq
 
 from actorium.actors.messages import MAX_MESSAGE_BYTES
+from actorium.actors.runtime.process import private_umask
 
 LOG = logging.getLogger("actorium.mailbox")
 RECENT = 10.0
@@ -112,16 +112,6 @@ encode = msgspec.msgpack.Encoder().encode
 
 class Overflow(Exception):
     """An actor has stopped reading: its pipe and our backlog for it are full."""
-
-
-@contextlib.contextmanager
-def private_umask() -> Iterator[None]:
-    """A socket of a path gets its mode from the umask at the moment when it is bound."""
-    old = os.umask(0o077)
-    try:
-        yield
-    finally:
-        os.umask(old)
 
 
 def _inode(address: str) -> tuple[int, int] | None:

@@ -56,6 +56,16 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+@contextlib.contextmanager
+def private_umask() -> Iterator[None]:
+    """A socket of a path gets its mode from the umask at the moment when it is bound."""
+    old = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(old)
+
+
 def python(module: str, *args: str) -> list[str]:
     """Command line that runs a module of ours: same interpreter, nothing from the directory."""
     return [sys.executable, "-P", "-m", module, *args]

@@ -20,8 +20,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from actorium.actors.runtime.mailbox import private_umask
-from actorium.actors.runtime.process import raise_file_limit
+from actorium.actors.runtime.process import private_umask, raise_file_limit
 
 FILE = "connections.sock"
 """Name of the store's socket in the run directory."""
