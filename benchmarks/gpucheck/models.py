@@ -238,7 +238,7 @@ class Floor(NamedTuple):
 
 def floor(opened_: OpenedDevice) -> Floor:
     runner, shape = opened_.runner, opened_.runner.model.shape
-    weights = opened_.footprint.measured["weights"]
+    weights = opened_.footprint.planned["weights"]  # on a CPU the process is measured
     if not shape.tied:
         weights -= shape.vocab_size * shape.hidden * shape.itemsize
     kv = sum(page_bytes(shape, PAGE, pool.dtype, len(pool.layers)) for pool in runner.pools) / PAGE

@@ -108,7 +108,8 @@ def test_the_prefix_cache_from_outside(cli: Cli) -> None:
             (row,) = (row for row in cli.actors() if row["role"] == "scheduler")
             return row["gauges"]
 
-        assert eventually(lambda: gauges().get("cache_hit_tokens") == 48)
+        assert eventually(lambda: (found := gauges()).get("cache_hit_tokens") == 48
+                          and found["cached_pages"] == 0)
         found = gauges()
         assert set(MEMORY_GAUGES) <= set(found)
         assert found["cached_pages"] == found["held_pages"] == found["quarantined_pages"] == 0
