@@ -423,7 +423,7 @@ def test_the_floor_counts_weights_pages_and_states() -> None:
     shape = SimpleNamespace(tied=False, vocab_size=100, hidden=8, itemsize=2, kv_row=(4, 16),
                             layers=2)
     runner = SimpleNamespace(model=SimpleNamespace(shape=shape), pools=[layer], states=None)
-    opened = SimpleNamespace(runner=runner, footprint=SimpleNamespace(measured={"weights": 10_000}))
+    opened = SimpleNamespace(runner=runner, footprint=SimpleNamespace(planned={"weights": 10_000}))
     want = 10_000 - 100 * 8 * 2 + 3 * 50 * (4 * 16 * 2 * 2)
     assert models.floor(opened).us(3, 50, 2.0) == pytest.approx(want / 2.0 / 1e3)
 
