@@ -17,6 +17,7 @@ each engine that lives a few seconds.
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -83,11 +84,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places[item.path])
 
 
+MANY = 5000
+"""Tests, of which some import the models of transformers, and with them half of torch."""
+
+
 def pytest_collection() -> None:
     gc.disable()  # what is collected stays: looking through it takes a fifth of the time
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.config.option.forks and len(session.items) > MANY:
+        importlib.import_module("transformers.models.llama.modeling_llama")
     gc.enable()
     gc.collect()
     gc.freeze()  # ten thousand tests, and torch: nobody throws them away
