@@ -54,6 +54,7 @@ TYPES = [name for name in FTYPES if not name.endswith("K_M")]
 MIXED = ["Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "Q4_0", "IQ4_XS", "Q3_K_M"]
 WINDOW, PAGE = 500, 16
 HEADS = {"W1": "one stream", "W2": "32 streams", "W3": "prompt"}
+WORKS = [*HEADS]
 WIDTH = 768
 """Columns of the model that precision is measured on: whole blocks of each type, some of 256."""
 
@@ -230,7 +231,7 @@ def times_as_fast(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, f
 
 @scenario
 def speed(llama: str = PYTHON, types: list[str] = MIXED, runs: int = 5, threads: int = 2,
-          works: list[str] = [work.name for work in WORKLOADS]) -> Rows:
+          works: list[str] = WORKS) -> Rows:
     """Seconds of one stream (W1), 32 streams (W2) and a prompt (W3), by turns with llama.cpp.
 
     The works are those of `actorium bench offline`, through all processes of an engine; llama.cpp
