@@ -460,6 +460,27 @@ def test_the_plan_counts_what_is_held(tmp_path: Path) -> None:
     assert plain - kept == 2 * (layer + outer) - layer * 18 // 32 - outer * 34 // 32
 
 
+@pytest.mark.parametrize("name, kind, dtype", [
+    ("gemma3n", "Q5_1", "bfloat16"), ("gemma4-double-wide", "Q8_0", "bfloat16"),
+    ("gemma4-double-wide", "Q4_0", "float32")])
+def test_what_tokens_give_every_layer_stays_in_codes(name: str, kind: str, dtype: str,
+                                                     tmp_path: Path) -> None:
+    """The table is held as the file has it, and the rows of ids are worth what the file's are."""
+    path, (architecture, options) = tmp_path / "tiny.gguf", CASES[name]
+    write_model(path, class_of(architecture), kind, 3, **options)
+    table = next(part for part in checkpoint_tensors(read_gguf(path))
+                 if part.name == "model.embed_tokens_per_layer.weight")
+    model, plain = (load(resolve(str(path)), dtype=dtype, quantization=own)
+                    for own in ("auto", "none"))
+    ids = torch.tensor([0, 198, 7, 7, 100])
+    want = read_part(table, model.dtype, False, torch.device("cpu"))[ids]
+    assert torch.equal(plain.token_table[ids], want)
+    assert not isinstance(model.token_table, torch.Tensor)
+    assert torch.equal(model.token_table.rows(ids, model.dtype), want)
+    counted = [bytes_by_format(own.shape).get(dtype, 0) for own in (plain, model)]
+    assert counted[0] - counted[1] > want[0].nbytes * len(plain.token_table)
+
+
 @pytest.mark.parametrize("quantization", ["fp8", "int4"])
 def test_what_is_in_codes_is_not_rounded_twice(quantization: str, tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
