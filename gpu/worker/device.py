@@ -274,7 +274,7 @@ def summarize(config: Config, model: LoadedModel, runner: ModelRunner, plan: Mem
         checkpoints=plan.checkpoints, level=config.device.optimization_level,
         passes=config.device.passes, graphs=describe_graphs(graphs),
         capture_seconds=footprint.capture_seconds or 0.0,
-        no_graphs=_why_none(config, runner), kernels=_kernels(model),
+        no_graphs=_why_none(config, runner, graphs), kernels=_kernels(model),
         attention=str(model.attention), inexact="; ".join(departures(model, config.device.exact)),
         drafts=runner.tables.drafts.max_drafts)
 
@@ -298,12 +298,12 @@ def _span(sizes: Sequence[int]) -> str:
     return f"{sizes[0]} to {sizes[-1]} ({len(sizes)} sizes)"
 
 
-def _why_none(config: Config, runner: ModelRunner) -> str:
+def _why_none(config: Config, runner: ModelRunner, graphs: Graphs) -> str:
     if why := why_no_graphs(config.device):
         return why
     if runner.arrays.device.type != "cuda":
-        return "" if runner.segments else (
-            runner.model.no_graphs or "not all of this model's kernels are C's")
+        return runner.model.no_graphs or (
+            f"decode steps are no program: {graphs.prevented}" if graphs.prevented else "")
     return why_eager(runner.model, runner.arrays.device).decodes
 
 

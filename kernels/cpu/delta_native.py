@@ -25,6 +25,8 @@ class Runs(NamedTuple):
     """[.., 2]: tokens, row; those of a sequence follow one another, rising"""
     starts: Tensor
     """[S + 1]: where they begin"""
+    owners: Tensor
+    """[T]: which sequence each token is of"""
 
 
 def plan_runs(runs: Sequence[ExtendRun]) -> Runs:
@@ -35,8 +37,9 @@ def plan_runs(runs: Sequence[ExtendRun]) -> Runs:
         at += run.length
         saves += sorted(run.saves)
         starts.append(len(saves))
+    lengths = torch.tensor([run.length for run in runs])
     return Runs(len(runs), torch.tensor(table), torch.tensor(saves or [(0, 0)]),
-                torch.tensor(starts))
+                torch.tensor(starts), torch.repeat_interleave(lengths))
 
 
 class NativeDelta:
