@@ -40,6 +40,7 @@ def test_a_rank_of_an_older_group_does_not_count() -> None:
 @pytest.mark.parametrize(("change", "text"), [
     ({"page_size": 32}, "page_size: rank 0 of the worker has 16, rank 1 has 32"),
     ({"vocab_size": 7}, "vocab_size: rank 0 of the worker has 512, rank 1 has 7"),
+    ({"inexact": "images"}, "inexact: rank 0 of the worker has , rank 1 has images"),
     ({"drafts": 2}, "drafts: rank 0 of the worker has 0, rank 1 has 2"),
     ({"groups": [PageGroup(9)]}, r"windows: rank 0 of the worker has \[0, 64\], rank 1 has \[0\]"),
 ])
