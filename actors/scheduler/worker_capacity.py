@@ -15,7 +15,7 @@ from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
 from actorium.actors.scheduler.request_state import Rejection, RequestState
 
 SAME = ("page_size", "slots", "max_model_len", "vocab_size", "recurrent", "drafts", "host_parts",
-        "disk", "inexact")
+        "disk")
 """Fields of `Ready` in which ranks that serve one model do not differ."""
 
 
@@ -54,6 +54,7 @@ class WorkerGroup:
         return replace(
             first, checkpoints=min(ready.checkpoints for ready in ranks),
             host_pages=min(ready.host_pages for ready in ranks),
+            inexact=next((ready.inexact for ready in ranks if ready.inexact), ""),
             groups=[PageGroup(min(group.pages for group in same), same[0].window)
                     for same in pages])
 

@@ -149,7 +149,7 @@ def _load(config: Config, epoch: int, device: torch.device, report: ReportPhase,
     most = config.scheduler.max_num_batched_tokens
     if shape.by_transformers:
         import_module("transformers.modeling_utils")  # so that its memory is not the weights'
-    files = exact_files(config, shape, epoch, group, run_dir)
+    files = exact_files(config, shape, epoch, group, run_dir, device.type != "cpu")
     before = taken(device)
     model = load_model(path, files.to_load(config), device,
                        lambda what, done, of: report("loading", f"{what} {done}/{of}"), group,

@@ -154,10 +154,11 @@ def _lost(files: ChoiceFiles, choice: ExactChoice, group: RankGroup) -> str:
 
 
 def exact_files(config: Config, shape: ModelShape, epoch: int, group: RankGroup,
-                run_dir: Path | None) -> ExactFiles:
+                run_dir: Path | None, on_gpu: bool = False) -> ExactFiles:
     """What is known for a rank's part of a model; epoch: the worker's. All ranks call this."""
-    device, lib = config.device, library()
-    if device.exact != "auto" or lib is None:
+    device = config.device
+    here = device.exact == "auto" and device.kernels == "auto" and not on_gpu
+    if not here or (lib := library()) is None:
         return ExactFiles(None, None, epoch)
     facts = hashlib.sha256(processor_facts().encode()).hexdigest()[:20]
     forced = f"{device.exact_costs} of worker {epoch}" if device.exact_costs else ""
