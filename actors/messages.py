@@ -389,6 +389,8 @@ class Submit(Message):
     cache_salt: Salt = ""
     media: Media = []
     created: Count = 0
+    deterministic: bool = False
+    """Refused, or ended, by a worker that is not exact."""
 
 
 class Flush(Message):
@@ -466,6 +468,9 @@ class Ready(Message):
     """Slots that a page of each group takes, and at last a checkpoint where there are any."""
     disk: Literal["", "ahead", "at once"] = ""
     """When pages go to a disk as well (`PageOrder`): before host slots run out, or at once."""
+    inexact: str = ""
+    """Why a token's numbers may depend on more than itself and what is before it; "": they do
+    not."""
 
 
 class RowLogprobs(Struct, frozen=True, array_like=True, gc=False):

@@ -200,8 +200,12 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The same for decodes, and for the drafts that they verify; default: as attention_backend."""
     exact: str = "auto"
     """Whether a token has the same bits alone and in any batch, in chunks of any size, decoded,
-    verified as a draft or computed again: auto (what costs little, on a cpu; the start says what
-    is not) | on (everything, or the start is refused) | off (the fastest). docs/exactness.md"""
+    verified as a draft or computed again: auto (on a cpu, where it costs less than 3 % of any step,
+    as measured at the first start; the start says so) | on (whatever it costs, or the start is
+    refused) | off (the fastest). docs/exactness.md"""
+    exact_costs: str = ""
+    """Testing: percent that exactness costs, instead of measuring: as the first worker of an engine
+    finds, the second, ... ("2,9")."""
     exact_ranks: int = 1
     """With --exact on, in bfloat16 on a cpu: engines of 1, 2, 4 ... up to so many ranks (a power of
     two) give the same bits, each summing in as many parts as this; 1 = each number of ranks has
