@@ -263,7 +263,8 @@ class RecoveryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Seconds without a sign of life after which an actor is killed that is stopped or asleep; four
     times as long if it may only be starved, 60 while it loads."""
     max_restarts: int = 5
-    """Restarts of one actor within `restart_window`; one more ends the engine."""
+    """Restarts of one actor within `restart_window`; one more ends the engine. Those after a
+    SIGKILL by somebody else do not count if the actor was at work. 0 = never start one again."""
     restart_window: float = 60.0
     """Seconds."""
     request_budget: float = 10.0
@@ -340,10 +341,11 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     resume_grace: float = 30.0
     """Seconds for which a request goes on whose caller has gone: one with an Idempotency-Key, and
     any stream of a gateway that has died; another call takes it up."""
-    recovery_patience: float = 10.0
+    recovery_patience: float = 600.0
     """Seconds, from an actor's death or the start on, for which new requests wait for the engine to
-    be ready and are then served; later ones are refused with 503 and Retry-After until it is. What
-    was accepted before goes on in any case. 0 = refuse at once."""
+    be ready and are then served, unless their callers leave; later ones are refused with 503 and
+    Retry-After until it is. What was accepted before goes on in any case. 0 = refuse at once, as
+    suits a load balancer that has other engines."""
 
 
 class RuntimeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
