@@ -127,7 +127,7 @@ def test_an_actor_that_keeps_dying_ends_the_engine(base: Path) -> None:
         assert lines[-1].endswith(
             ") exited with code 1: KeyError: 'not twice'; it was started again 3 times within "
             "60 s of work")
-        assert sum("tokenizer is started again" in line for line in lines) == 4, "the kill does not count"
+        assert sum("tokenizer is started again" in line for line in lines) == 4, "once for the kill"
         assert processes_naming(str(launcher.dir)) == [] and os.listdir(base) == []
 
 
