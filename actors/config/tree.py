@@ -246,8 +246,9 @@ class RecoveryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Start a dead or hung actor again and go on with every request; off = the engine ends."""
     fork_server: str = "auto"
     """auto (on, but off for `generate`, `eval` and `bench offline`) | on | off: keep a process that
-    has imported the worker's libraries (some 150 MB), from which a dead worker or rank starts again
-    within milliseconds instead of seconds (with `restart`)."""
+    has imported the worker's libraries (some 150 MB), and one with those of all other actors (some
+    40 MB), from which a dead actor starts again within milliseconds instead of seconds (with
+    `restart`)."""
     ledger: bool = True
     """Write requests and their output to a ledger before output is sent (with `restart`)."""
     ledger_dir: str | None = None
