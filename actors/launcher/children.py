@@ -1,8 +1,8 @@
 """The launcher's child processes: each actor leads a process group and is watched by its pidfd.
 
-They start from scratch, but for workers once the engine has been ready: these are forked off a
-process that has imported their libraries (`runtime/fork_server.py`). Without it, or where it does
-not answer, they start from scratch as well.
+They start from scratch; once the engine has been ready they are forked off a process that has
+imported their libraries (`runtime/fork_server.py`), one for workers and one for all others. Without
+it, or where it does not answer, they start from scratch as well.
 """
 
 from __future__ import annotations
@@ -208,28 +208,44 @@ def start(argv: list[str], fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
 
 
 class ForkedStarts:
-    """The launcher's end of the fork server."""
+    """The fork servers of an engine, by what they import."""
 
     def __init__(self, settle: float = SETTLE, patience: float = PATIENCE) -> None:
         """settle: `SETTLE`, patience: `PATIENCE`, of another engine than a real one."""
         self._settle, self._patience = settle, patience
-        self._server: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
-        self._ready = False
-        self._words: list[str] = []
-        """The server's: run directory, and what it imports. Empty = there is to be none."""
+        self.servers: dict[str, ForkServer] = {}
 
     def on_up(self, config: Config, run_dir: Path, roles: Mapping[str, str]) -> None:
         """The engine is ready for the first time."""
-        targets = [PRELOADS[built] for built in roles.values() if built in PRELOADS]
         recovery = config.recovery
-        if targets and not self._words and recovery.restart and recovery.fork_server != "off":
-            self._words = [str(run_dir), targets[0]]
-            self._start()
+        if recovery.restart and recovery.fork_server != "off":
+            for target in {PRELOADS[built] for built in roles.values() if built in PRELOADS}:
+                self.servers[target] = ForkServer([str(run_dir), target], self._settle,
+                                                  self._patience)
 
     def fork(self, words: Sequence[str]) -> ForkedProcess | None:
         """Starts an actor by the words of `runtime.main`; None where that is not possible."""
-        if not self._words or PRELOADS.get(words[-1]) != self._words[-1] or not self.answers():
+        server = self.servers.get(PRELOADS.get(words[-1], ""))
+        return None if server is None else server.fork(words)
+
+    def close(self) -> None:
+        for server in self.servers.values():
+            server.close()
+
+
+class ForkServer:
+    """The launcher's end of one, which is there some seconds after it is made."""
+
+    def __init__(self, words: Sequence[str], settle: float, patience: float) -> None:
+        """words: the run directory, and what it imports."""
+        self._words, self._settle, self._patience = words, settle, patience
+        self._server: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._start()
+
+    def fork(self, words: Sequence[str]) -> ForkedProcess | None:
+        """As `ForkedStarts.fork`."""
+        if not self.answers():
             return None
         assert self._control is not None
         wait, go = os.pipe2(os.O_CLOEXEC)
