@@ -71,8 +71,9 @@ class GatewayCore(Core):
         from actorium.actors.gateway.http.bodies import PATIENCE
         from actorium.actors.gateway.served_engine import ServedEngine
         from actorium.actors.runtime.http.allowed_hosts import AllowedHosts
-        from actorium.actors.runtime.http.connection_records import ConnectionKeeper
-        from actorium.actors.runtime.http.http_server import ConnectionLimits, http_server
+        from actorium.actors.runtime.http.http_connection import ConnectionLimits
+        from actorium.actors.runtime.http.http_server import http_server
+        from actorium.actors.runtime.http.kept_connection import ConnectionKeeper
 
         def serve() -> None:
             self._engine = engine = ServedEngine(self._ctx.config, self._ctx.run_dir, self.journal,

@@ -17,11 +17,8 @@ from actorium.actors.runtime.http.allowed_hosts import (
     MAX_HEADERS,
     check_size,
 )
-from actorium.actors.runtime.http.http_server import (
-    ConnectionLimits,
-    http_server,
-    start_server,
-)
+from actorium.actors.runtime.http.http_connection import ConnectionLimits
+from actorium.actors.runtime.http.http_server import http_server, start_server
 
 CHUNKED = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
 
