@@ -40,7 +40,8 @@ COMPLETE, CLOSES, INTERIM, LOST = 1, 2, 4, 8
 """Flags of a write: it ends its response; the connection closes behind it; it is a `100 Continue`;
 it is not recorded."""
 _IDENTITY, _INPUT, _RECEIVED, _SELECTED, _INPUT_LOST, _TRIES, _WRITES = 0, 32, 40, 48, 49, 50, 64
-"""Offsets in the header."""
+_ORIGIN, _ORIGIN_BYTES = 1024, 1024
+"""Offsets in the header, and the length of the last field."""
 _WRITE = struct.Struct("<QqIII")
 """Bytes written on the connection before; number of the response; bytes; bytes of the position;
 flags."""
@@ -117,12 +118,13 @@ class ConnectionRecords:
         """Returns records in new memory. Raises `OSError`."""
         return cls(os.memfd_create("connections", os.MFD_CLOEXEC), number)
 
-    def open(self) -> ConnectionRecord | None:
-        """Returns the record of a new connection; None if all are in use."""
+    def open(self, origin: bytes = b"") -> ConnectionRecord | None:
+        """Returns the record of a new connection; None if all are in use. origin: what is to be
+        known of where it comes from, without NUL bytes."""
         if not self._free:
             return None
         record = ConnectionRecord(self, self._free.pop())
-        record.clear()
+        record.clear(origin)
         return record
 
     def reopen(self, number: int) -> ConnectionRecord:
@@ -165,10 +167,17 @@ class ConnectionRecord:
 
     # --- what the process before has left ---
 
-    def clear(self) -> None:
+    def clear(self, origin: bytes) -> None:
         """Sets the record of a new connection."""
         self._memory[self._at:self._at + _WRITES] = bytes(_WRITES)
+        at = self._at + _ORIGIN
+        self._memory[at:at + _ORIGIN_BYTES] = origin.ljust(_ORIGIN_BYTES, b"\0")
         self._commit(LastWrite(0, -1, b"", b"", COMPLETE))
+
+    def origin(self) -> bytes:
+        """Returns what `clear` was given."""
+        at = self._at + _ORIGIN
+        return self._memory[at:at + _ORIGIN_BYTES].rstrip(b"\0")
 
     def restore(self, sock: socket.socket) -> tuple[LastWrite, bytes, int] | None:
         """Reads what the process before has left: the last write, without what the kernel has of

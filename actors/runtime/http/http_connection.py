@@ -26,6 +26,7 @@ from actorium.actors.runtime.http.kept_connection import (
     RecordedTransport,
     continuation,
 )
+from actorium.actors.runtime.http.listening import Origin
 
 LOG = logging.getLogger("actorium.http")
 OVER_LIMIT = "actorium.crowded"
@@ -96,18 +97,22 @@ class BoundedConnection(HttpToolsProtocol):
 
     def __init__(self, limits: ConnectionLimits, idle: dict[BoundedConnection, None],
                  keeper: ConnectionKeeper | None = None, record: ConnectionRecord | None = None,
-                 **of_uvicorn: Any) -> None:
+                 origin: Origin | None = None, **of_uvicorn: Any) -> None:
         """idle: the server's connections without a request, the longest idle one first; record:
-        of this connection, if it may outlive the process."""
+        of this connection, if it may outlive the process; origin: if it came through the relay."""
         super().__init__(**of_uvicorn)
         self.limits, self.idle = limits, idle
-        self.keeper, self.record = keeper, record
+        self.keeper, self.record, self._origin = keeper, record, origin
 
     def connection_made(self, transport: Any) -> None:
         if self.record is not None:
             transport.set_write_buffer_limits(high=0)
-            transport = RecordedTransport(transport, self.record, self._closes)
+            transport = RecordedTransport(
+                transport, self.record,
+                lambda: self._running is not None and not self._running.keep_alive)
         super().connection_made(transport)
+        if (origin := self._origin) is not None:
+            self.client, self.server, self.scheme = origin.client, origin.server, origin.scheme
         self.idle[self] = None
         self._arm_receive_timer()
         if self.record is not None and self.record.adopted:
@@ -154,10 +159,6 @@ class BoundedConnection(HttpToolsProtocol):
             self._cancel_receive_timer()
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler)
-
-    def _closes(self) -> bool:
-        """Whether the connection closes behind the response under way."""
-        return self._running is not None and not self._running.keep_alive
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         if self._answered:

@@ -11,9 +11,11 @@ from typing import Any
 
 import uvicorn
 
+from actorium.actors.runtime.http import listening
 from actorium.actors.runtime.http.connection_records import ConnectionRecord
 from actorium.actors.runtime.http.http_connection import BoundedConnection, ConnectionLimits
 from actorium.actors.runtime.http.kept_connection import ConnectionKeeper
+from actorium.actors.runtime.http.listening import Origin
 
 OTHER_FILES = 128
 """Descriptors that are not for connections."""
@@ -21,9 +23,10 @@ ACCEPT_AGAIN = 0.5
 """Seconds after which a listening socket is tried again where there was no descriptor left."""
 
 
-def usable_connections(wanted: int) -> int:
-    """As many, or as the open files that this process may have allow."""
-    return max(1, min(wanted, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - OTHER_FILES))
+def usable_connections(wanted: int, files: int = 1) -> int:
+    """As many, or as the open files that this process may have allow. files: of each."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(1, min(wanted, (limit - OTHER_FILES) // files))
 
 
 def http_server(app: Any, limits: ConnectionLimits, keep_alive: int, backlog: int,
@@ -44,8 +47,9 @@ def http_server(app: Any, limits: ConnectionLimits, keep_alive: int, backlog: in
 
 
 class Acceptor:
-    """Accepts the connections at one listening socket. Not the loop's own server: between its
-    `accept` and its `connection_made` a connection would belong to nobody but this process."""
+    """Accepts the connections at one listening socket, or those that the relay hands over. Not the
+    loop's own server: between its `accept` and its `connection_made` a connection would belong to
+    nobody but this process."""
 
     def __init__(self, server: uvicorn.Server, sock: socket.socket,
                  keeper: ConnectionKeeper | None) -> None:
@@ -60,15 +64,15 @@ class Acceptor:
 
     def _accept(self) -> None:
         try:  # one at a time: what those before it have sent is read before they count as idle
-            sock, _ = self._sock.accept()
+            sock, origin = listening.accept(self._sock)
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError:  # no descriptors or no memory are left
             self.close()
             self._retry = self._loop.call_later(ACCEPT_AGAIN, self._listen)
             return
-        record = None if self._keeper is None else self._keeper.open(sock)
-        task = self._loop.create_task(serve_connection(self._server, sock, record))
+        record = None if self._keeper is None else self._keeper.open(sock, origin)
+        task = self._loop.create_task(serve_connection(self._server, sock, record, origin))
         self._server.server_state.tasks.add(task)
         task.add_done_callback(self._server.server_state.tasks.discard)
 
@@ -91,15 +95,16 @@ async def start_server(server: uvicorn.Server, sockets: Sequence[socket.socket],
 
 
 async def serve_connection(server: uvicorn.Server, sock: socket.socket,
-                           record: ConnectionRecord | None) -> None:
-    """Serves a connection that was accepted, by this process or by the one before."""
+                           record: ConnectionRecord | None, origin: Origin | None) -> None:
+    """Serves a connection that was accepted, by this process or by the one before. origin: of one
+    that came through the relay."""
     sock.setblocking(False)
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection: Any = server.config.http_protocol_class
     try:
         await asyncio.get_running_loop().connect_accepted_socket(partial(
-            connection, record=record, config=server.config,
+            connection, record=record, origin=origin, config=server.config,
             server_state=server.server_state, app_state=server.lifespan.state), sock)
     except OSError:  # its peer has disconnected
         sock.close()

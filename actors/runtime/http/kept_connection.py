@@ -19,6 +19,7 @@ from actorium.actors.runtime.http.connection_records import (
     LastWrite,
 )
 from actorium.actors.runtime.http.connection_store import StoreLink
+from actorium.actors.runtime.http.listening import Origin
 
 
 class ConnectionKeeper:
@@ -27,9 +28,9 @@ class ConnectionKeeper:
     def __init__(self, store: StoreLink, records: ConnectionRecords) -> None:
         self._store, self._records = store, records
 
-    def open(self, sock: socket.socket) -> ConnectionRecord | None:
+    def open(self, sock: socket.socket, origin: Origin | None = None) -> ConnectionRecord | None:
         """Returns the record of a new connection; None where it cannot be held."""
-        record = self._records.open()
+        record = self._records.open(b"" if origin is None else origin.encode())
         if record is not None and not self._store.hold(record.number, sock.fileno()):
             record.release()
             return None
