@@ -55,7 +55,7 @@ def replica_config(config: Config, index: int, life: int, processors: int) -> Co
         device=replace(device, threads=max(1, threads)),
         memory=replace(memory, host_cache=memory.host_cache // shares),
         recovery=replace(recovery, ledger_dir=ledger and f"{ledger}/replica-{index}"),
-        gateway=replace(config.gateway, port=None),
+        gateway=replace(config.gateway, port=None, uds=None),
         probes=replace(config.probes, probe_port=None),
         runtime=replace(config.runtime, name=replica_name(name, index), listen=None,
                         recorder_bytes=0, log_stderr=False, log_interval=0.0))

@@ -38,6 +38,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "drain_timeout": ("shutdown-timeout",),
     "admin_key": ("admin-api-key",),
     "cors_origins": ("allowed-origins",),
+    "ssl_certfile": ("ssl-cert-file",),
+    "ssl_keyfile": ("ssl-key-file",),
     "replicas": ("data-parallel-size", "dp-size", "dp"),
     "limit_mm_per_prompt": ("limit-mm-data-per-request",),
 }

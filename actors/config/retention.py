@@ -88,7 +88,7 @@ def retention_bounds(config: Config) -> tuple[RetentionBound, ...]:
         RetentionBound("detokenizer", "refused sequences", 2 * REFUSED_SEQUENCES * _ENTRY),
         *(RetentionBound(role, "clients given up", GIVEN_UP_CLIENTS * _ENTRY)
           for role in ("tokenizer", "detokenizer"))]
-    if gateway.port is not None:
+    if gateway.port is not None or gateway.uds is not None:
         in_memory = gateway.responses_store is None and gateway.gateways == 1
         rows += [
             RetentionBound("gateway", "stored responses",

@@ -295,6 +295,24 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     default: no HTTP."""
     host: str = "127.0.0.1"
     """Address to listen at."""
+    uds: str | None = None
+    """Unix socket to answer HTTP at, instead of a port; with --port besides it. Who may connect,
+    the umask and its folder say: usually this user alone."""
+    ssl_certfile: str | None = None
+    """Certificate (PEM, with those between it and its CA): the port speaks HTTPS, and nothing else.
+    It is read again, as the key and ssl_ca_certs are, when the engine gets a SIGHUP."""
+    ssl_keyfile: str | None = None
+    """Its key (PEM); default: in the same file."""
+    ssl_keyfile_password: str | None = None
+    """What the key is encrypted with."""
+    ssl_ca_certs: str | None = None
+    """Certificates (PEM) of those who sign callers' certificates; goes with ssl_cert_reqs."""
+    ssl_cert_reqs: int = 0
+    """Callers' own certificates: 0 = not asked for, 1 = verified if there is one, 2 = required."""
+    ssl_ciphers: str | None = None
+    """Ciphers of TLS 1.2, as OpenSSL lists them; those of 1.3 are always on."""
+    ssl_refresh: bool = False
+    """Read the certificate, the key and ssl_ca_certs again as soon as one of them has changed."""
     gateways: int = 1
     """Processes that serve HTTP, side by side at one port."""
     api_key: str | None = None
@@ -411,7 +429,9 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     runtime: RuntimeConfig = RuntimeConfig()
 
 
-SECRETS = (("gateway", "api_key"), ("gateway", "admin_key"))
+KEYS = (("gateway", "api_key"), ("gateway", "admin_key"))
+"""Fields whose values are compared with what callers send."""
+SECRETS = (*KEYS, ("gateway", "ssl_keyfile_password"))
 """Fields whose values are never shown."""
 
 
@@ -433,11 +453,12 @@ def without_secrets(config: Config) -> Config:
 
 
 def dump(config: Config) -> bytes:
-    """The tree as JSON, for the run directory. Of secrets it has the hashes: the file stays behind
-    when the launcher is killed."""
+    """The tree as JSON, for the run directory. Of keys it has the hashes, of other secrets nothing:
+    the file stays behind when the launcher is killed."""
     for section, field in SECRETS:
         if (key := getattr(getattr(config, section), field)) is not None:
-            own = msgspec.structs.replace(getattr(config, section), **{field: hashed(key)})
+            kept = hashed(key) if (section, field) in KEYS else None
+            own = msgspec.structs.replace(getattr(config, section), **{field: kept})
             config = msgspec.structs.replace(config, **{section: own})
     return msgspec.json.encode(config)
 

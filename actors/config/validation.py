@@ -42,6 +42,9 @@ MODEL_IMPLS = ("auto", "actorium", "transformers")
 KV_DTYPES = (*DTYPES, "fp8_e4m3", "fp8_e5m2", "int8")
 TOOL_PARSERS = ("auto", "none", "hermes", "llama3_json", "qwen3_coder", "harmony", "gemma4")
 REASONING_PARSERS = ("auto", "none", "deepseek_r1", "qwen3", "harmony", "gemma4")
+OF_TLS = ("ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers",
+          "ssl_refresh")
+"""Fields that say how TLS is spoken, where it is."""
 KEY = ("must be printable, not empty, and without spaces around it: callers could not send it, and "
        "none at all is not to open the doors")
 Rule = tuple[str, bool, str]
@@ -220,6 +223,14 @@ def _gateway_rules(g: GatewayConfig) -> list[Rule]:
          or hashed(g.admin_key) != hashed(g.api_key),
          "must be another key than api_key"),
         ("gateway.host", bool(g.host), "must not be empty"),
+        ("gateway.uds", g.uds != "", "must not be empty"),
+        *((f"gateway.{name}", g.ssl_certfile is not None or not getattr(g, name),
+           "goes with ssl_certfile") for name in OF_TLS),
+        ("gateway.ssl_cert_reqs", g.ssl_cert_reqs in (0, 1, 2), "must be 0, 1 or 2"),
+        ("gateway.ssl_cert_reqs", g.ssl_cert_reqs == 0 or g.ssl_ca_certs is not None,
+         "needs ssl_ca_certs, the CA that signs callers' certificates"),
+        ("gateway.ssl_ca_certs", g.ssl_ca_certs is None or g.ssl_cert_reqs != 0,
+         "needs ssl_cert_reqs 1 or 2, without which callers' certificates are not verified"),
         ("gateway.gateways", 1 <= g.gateways <= 64, "must be between 1 and 64"),
         ("gateway.tool_call_parser", g.tool_call_parser in TOOL_PARSERS,
          f"must be one of {', '.join(TOOL_PARSERS)}"),

@@ -23,8 +23,9 @@ from actorium.actors.messages import Message
 from actorium.actors.runtime.http import listening
 from actorium.actors.runtime.http.connection_records import ConnectionRecord, ConnectionRecords
 from actorium.actors.runtime.http.connection_store import StoreLink
-from actorium.actors.runtime.http.listening import ListenAddress
+from actorium.actors.runtime.http.listening import ListenAddress, Origin
 from actorium.actors.runtime.inflight_journal import InflightJournal, open_journal
+from actorium.actors.runtime.roles import has_relay
 
 LOG = logging.getLogger("actorium.gateway")
 FILE = "gateway.json"
@@ -52,10 +53,15 @@ class GatewayCore(Core):
     journal: InflightJournal
 
     def __init__(self, ctx: Context, sock: socket.socket, kept: KeptSockets | None) -> None:
-        """kept: None = connections end with the process."""
+        """sock: a listening socket, or the one for what the relay hands over; kept: None =
+        connections end with the process."""
         self._ctx, self._sock, self._kept = ctx, sock, kept
         self.journal = open_journal(ctx.run_dir, ctx.role, ctx.config.recovery.request_budget)
-        self._where = ListenAddress(*sock.getsockname()[:2])
+        relayed = has_relay(ctx.config.gateway)
+        self._address = (listening.resolve(ctx.config.gateway.host) if relayed
+                         else sock.getsockname()[0])
+        self._detail = ("HTTP through the relay" if relayed
+                        else f"HTTP at {ListenAddress(*sock.getsockname()[:2]).url}")
         self._engine: Any = None
         self._server: Any = None
         self._keeper: Any = None
@@ -71,8 +77,9 @@ class GatewayCore(Core):
         from actorium.actors.gateway.http.bodies import PATIENCE
         from actorium.actors.gateway.served_engine import ServedEngine
         from actorium.actors.runtime.http.allowed_hosts import AllowedHosts
-        from actorium.actors.runtime.http.connection_records import ConnectionKeeper
-        from actorium.actors.runtime.http.http_server import ConnectionLimits, http_server
+        from actorium.actors.runtime.http.http_connection import ConnectionLimits
+        from actorium.actors.runtime.http.http_server import http_server
+        from actorium.actors.runtime.http.kept_connection import ConnectionKeeper
 
         def serve() -> None:
             self._engine = engine = ServedEngine(self._ctx.config, self._ctx.run_dir, self.journal,
@@ -80,9 +87,9 @@ class GatewayCore(Core):
             engine.draining = self._draining
             settings = self._ctx.config.gateway
             limits = ConnectionLimits(
-                connections(settings.max_connections), settings.body_timeout,
+                connections(settings), settings.body_timeout,
                 settings.send_timeout, (PATIENCE + 1) * engine.body_limit)
-            hosts = AllowedHosts(settings.allowed_hosts, settings.host, self._where.host)
+            hosts = AllowedHosts(settings.allowed_hosts, settings.host, self._address)
             kept = self._kept
             self._keeper = None if kept is None else ConnectionKeeper(kept.store, kept.records)
             self._server = http_server(build_app(engine, hosts), limits, KEEP_ALIVE, BACKLOG,
@@ -98,7 +105,7 @@ class GatewayCore(Core):
 
         kept = self._kept
         for record, sock in () if kept is None else kept.connections:
-            await serve_connection(self._server, sock, record)
+            await serve_connection(self._server, sock, record, Origin.decode(record.origin()))
         if kept is not None and kept.connections:
             LOG.info("connections taken over: %d", len(kept.connections))
             kept.connections.clear()
@@ -136,7 +143,7 @@ class GatewayCore(Core):
         gauges = {"http_requests": float(self._engine.requests),
                   "http_open": float(self._engine.open), **self._engine.access.gauges()}
         return Health("draining" if self._draining else "ready", self._engine.requests,
-                      SERVING_BUDGET, gauges, f"HTTP at {self._where.url}")
+                      SERVING_BUDGET, gauges, self._detail)
 
 
 class KeptSockets(NamedTuple):
@@ -165,13 +172,7 @@ def build(ctx: Context) -> GatewayCore:
         records, sock = ConnectionRecords(taken[0], _records(wanted)), taken[1]
         return GatewayCore(ctx, sock, KeptSockets(store, records, [
             (records.reopen(number), connection) for number, connection in store.connections()]))
-    before = where(ctx.run_dir) if ctx.epoch > 1 else None
-    port = before.port if before is not None else wanted.port or 0
-    try:
-        sock = listening.listen(wanted.host, port, BACKLOG, shared=wanted.gateways > 1)
-    except OSError as error:
-        raise refused(wanted, error) from None
-    listening.write_address(ctx.run_dir / FILE, ListenAddress(*sock.getsockname()[:2]), ctx.role)
+    sock = listening.listen_for_calls(ctx.run_dir, ctx.role) if has_relay(wanted) else _listen(ctx)
     kept: KeptSockets | None = None
     if store is not None:
         with suppress(OSError):  # without memory for them connections end with the process
@@ -179,6 +180,18 @@ def build(ctx: Context) -> GatewayCore:
             store.register(records.fd, sock)
             kept = KeptSockets(store, records, [])
     return GatewayCore(ctx, sock, kept)
+
+
+def _listen(ctx: Context) -> socket.socket:
+    wanted = ctx.config.gateway
+    before = where(ctx.run_dir) if ctx.epoch > 1 else None
+    port = before.port if before is not None else wanted.port or 0
+    try:
+        sock = listening.listen(wanted.host, port, BACKLOG, shared=wanted.gateways > 1)
+    except OSError as error:
+        raise refused(wanted, error) from None
+    listening.write_address(ctx.run_dir / FILE, ListenAddress(*sock.getsockname()[:2]), ctx.role)
+    return sock
 
 
 def _store(ctx: Context) -> StoreLink | None:
@@ -194,16 +207,17 @@ def _records(wanted: GatewayConfig) -> int:
     return wanted.max_connections + 64
 
 
-def connections(wanted: int) -> int:
+def connections(wanted: GatewayConfig) -> int:
     """Returns how many this process can serve at once; warns where that is less."""
     from actorium.actors.runtime.http.http_server import usable_connections
 
-    found = usable_connections(wanted)
-    if found < wanted:
+    files = 3 * wanted.gateways if has_relay(wanted) else 1  # the relay's: two, and some to spare
+    usable = usable_connections(wanted.max_connections, files)
+    if usable < wanted.max_connections:
         LOG.warning("max_connections: %d instead of %d, as the system lets a process open few "
                     "files; raise the hard limit (ulimit -Hn, LimitNOFILE), or lower "
-                    "--max-connections", found, wanted)
-    return found
+                    "--max-connections", usable, wanted.max_connections)
+    return usable
 
 
 def refused(wanted: GatewayConfig, error: OSError) -> BadConfig:

@@ -31,7 +31,7 @@ from actorium.actors.runtime.process import (
     python,
     send_signal,
 )
-from actorium.actors.runtime.roles import PRELOADS, group_of
+from actorium.actors.runtime.roles import PRELOADS, TLS_PASSWORD, group_of
 
 if TYPE_CHECKING:
     import zmq
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 REPLICA_PROCESS = "actorium.actors.cluster.replica_process"
 STDERR = 2
 SECRETS = frozenset({"ACTORIUM_API_KEY", "ACTORIUM_ADMIN_KEY", "HF_TOKEN",
-                     "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN"})
-"""Environment variables that no actor gets: keys are in its configuration, and models are fetched
-before it starts."""
+                     "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", TLS_PASSWORD})
+"""Environment variables that no actor gets (but for the relay the last one): keys are in its
+configuration, and models are fetched before it starts."""
 SOCKETS = (".inbox", ".front")
 STACKS_SIGNAL = signal.SIGUSR1
 """Has an actor write the stacks of all its threads into its log."""
@@ -96,6 +96,8 @@ class ChildProcesses:
         """By pidfd."""
         self.run_dir, self._roles, self._poll = run_dir, roles, poll
         self._forks = forks
+        self.environ: dict[str, dict[str, str]] = {}
+        """Variables that the actor of a role gets, and no other."""
         self.kill_at: dict[ChildProcess, float] = {}
         """Actors that are about to be killed, and when, CLOCK_MONOTONIC seconds."""
         self.oom_kills = OomKills()
@@ -114,7 +116,8 @@ class ChildProcesses:
         words = [role, str(self.run_dir), str(epoch), str(os.getpid()), built]
         forked = self._forks.fork(words) if self._forks is not None else None
         actor = ChildProcess(role, epoch, forked or start(python(
-            REPLICA_PROCESS if built.startswith(REPLICA) else MAIN, *words)))
+            REPLICA_PROCESS if built.startswith(REPLICA) else MAIN, *words),
+            more=self.environ.get(role)))
         self.running[actor.pidfd] = actor
         self._epochs[role] = epoch
         self._exits.pop(role, None)
@@ -199,10 +202,12 @@ class ChildProcesses:
             self._forks.close()
 
 
-def start(argv: list[str], fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-    """A process that leads a group of its own and gets these descriptors. The engine's stdout
-    belongs to whoever runs the launcher."""
+def start(argv: list[str], fds: Sequence[int] = (), more: Mapping[str, str] | None = None
+          ) -> subprocess.Popen[bytes]:
+    """A process that leads a group of its own and gets these descriptors, and these variables
+    besides ours. The engine's stdout belongs to whoever runs the launcher."""
     environ = {name: value for name, value in os.environ.items() if name not in SECRETS}
+    environ |= more or {}
     return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=STDERR, process_group=0,
                             env=environ, pass_fds=fds)
 

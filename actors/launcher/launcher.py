@@ -60,6 +60,8 @@ from actorium.actors.runtime.process import (
 )
 from actorium.actors.runtime.roles import (
     LAUNCHER,
+    RELAY_ROLE,
+    TLS_PASSWORD,
     WATCHDOG,
     drains_at_once,
     is_gateway,
@@ -121,7 +123,7 @@ class Launcher:
 
         The reason of 1 and 2 goes to stderr as one line (but see `tie_to`), and into `failure`.
         """
-        self._stops.catch_signals()
+        self._stops.catch_signals(self._reload_tls)
         try:
             self._start()
             self._wait_until(lambda: self._stops.count > 0 or self.failure is not None)
@@ -159,6 +161,8 @@ class Launcher:
         path = self._run_dir.path
         write_private(path / "config.json", configs.dump(self.config))
         self._actors = ChildProcesses(path, self.roles, self._poll, self._forks)
+        if (password := self.config.gateway.ssl_keyfile_password) is not None:
+            self._actors.environ[RELAY_ROLE] = {TLS_PASSWORD: password}
         if self.config.recovery.restart and any(map(is_gateway, self.roles)):
             self._connections = ConnectionStore(path, self._poll, self._actors.role_of)
         for role in self.roles:
@@ -413,6 +417,15 @@ class Launcher:
             if self._actors.is_running(actor):
                 kill_group(actor.pid)
         self._wait_until(ended)
+
+    def _reload_tls(self) -> bool:
+        """Has the relay read its certificate again; False = there is none."""
+        if self.config.gateway.ssl_certfile is None:
+            return False
+        for actor in self._actors.running.values():
+            if actor.role == RELAY_ROLE and self._up:
+                send_signal(actor.pid, signal.SIGHUP)
+        return True
 
     def _say(self, text: str) -> None:
         """Print a line for whoever runs the engine."""

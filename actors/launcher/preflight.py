@@ -18,6 +18,7 @@ from actorium.actors.config.cluster_settings import (
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.models.model_dir import is_jinja, takes_media
+from actorium.actors.runtime.roles import serves_http
 
 NODES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvhost-ctrl-gpu", "/dev/nvmap", "/dev/dxg",
          "/dev/kfd")
@@ -28,7 +29,7 @@ MOST_RANKS = 16
 
 def check_all(config: Config) -> None:
     """Raises `BadConfig` for the first fault that one of these checks finds."""
-    for check in (check_packages, check_machine, check_keys, check_replicas):
+    for check in (check_packages, check_machine, check_http, check_keys, check_replicas):
         check(config)
 
 
@@ -62,9 +63,10 @@ def check_packages(config: Config) -> None:
         needed += ["tokenizers", "jinja2"]
     if not config.device.null_worker:
         needed += ["torch", "safetensors"]
-    if config.probes.probe_port is not None or config.gateway.port is not None:
+    serves = serves_http(config.gateway)
+    if config.probes.probe_port is not None or serves:
         needed += ["uvicorn", "httptools", "prometheus_client"]
-    if config.gateway.port is not None:
+    if serves:
         needed += ["starlette"]
     if missing := [name for name in needed if find_spec(name) is None]:
         raise BadConfig(f"an engine needs {', '.join(missing)}; from a checkout: "
@@ -73,6 +75,13 @@ def check_packages(config: Config) -> None:
         raise BadConfig("ray_address: Ray is not installed; from a checkout: "
                         "pip install -e '.[cluster]'",
                         "cluster.ray_address")
+
+
+def check_http(config: Config) -> None:
+    """Raises `BadConfig` if there is a certificate, and no port."""
+    if config.gateway.ssl_certfile is not None and config.gateway.port is None:
+        raise BadConfig("ssl_certfile: there is no port that could speak HTTPS; give it one with "
+                        "--port", "gateway.ssl_certfile")
 
 
 def check_keys(config: Config) -> None:

@@ -14,6 +14,7 @@ import os
 import select
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,15 +56,23 @@ class StopRequests:
         with contextlib.suppress(BlockingIOError):
             os.write(self._wake_w, b"!")
 
-    def catch_signals(self) -> None:
-        """Each of `SIGNALS` is a request from now on, until `close`; only in the main thread."""
+    def catch_signals(self, reload: Callable[[], bool] | None = None) -> None:
+        """Each of `SIGNALS` is a request from now on, until `close`; only in the main thread.
+        reload: called at a SIGHUP, but for that of a terminal that is closed; then it is none if
+        this returns True."""
+        had_terminal = _has_terminal()
+
+        def on_signal(number: int, _frame: object) -> None:
+            closed = had_terminal and not _has_terminal()
+            if number != signal.SIGHUP or closed or reload is None or not reload():
+                self.add()
+
         if threading.current_thread() is not threading.main_thread():
             return
         # A signal that comes just before poll, or to another thread, does not interrupt poll; the
         # byte that C code writes to this pipe does.
         signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
-        self._handlers = {number: signal.signal(number, lambda *_: self.add())
-                          for number in SIGNALS}
+        self._handlers = {number: signal.signal(number, on_signal) for number in SIGNALS}
 
     def tie_to(self, parent: int) -> None:
         """The end of the process `parent` is a request. Unlike with the parent-death signal, it
@@ -98,6 +107,14 @@ class StopRequests:
         for fd in (self._wake_r, self._wake_w, self._parent_fd):
             if fd is not None:
                 os.close(fd)
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 class DrainLosses:

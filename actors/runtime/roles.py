@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from importlib import import_module
 
 from actorium.actors.config.cluster_settings import ROUTER, cluster_roles
-from actorium.actors.config.tree import Config
+from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.models.model_dir import takes_media
 
 ROLES: Mapping[str, str] = {
@@ -22,6 +22,9 @@ WATCHDOG, LAUNCHER, SCHEDULER = "watchdog", "launcher", "scheduler"
 WORKER = "worker-0"
 """Rank 0 of the worker, and the name of its group: a message to it goes to every rank."""
 GATEWAY = "actorium.actors.gateway.actor:build"
+RELAY, RELAY_ROLE = "actorium.actors.gateway.relay:build", "relay"
+TLS_PASSWORD = "ACTORIUM_SSL_KEYFILE_PASSWORD"
+"""The variable in which the relay gets the key's password, and nobody else."""
 MEDIA = "actorium.actors.media.media_actor:build"
 NULL_WORKER = "actorium.tools.null.null_worker:build"
 WITHOUT_TORCH = "actorium.actors.runtime.roles:preload"
@@ -38,7 +41,7 @@ detokenizer gives up lost clients."""
 STREAMING = ("scheduler", "detokenizer")
 """Roles (by prefix) that stop when they have no more tokens to send; streams end with them."""
 STOP_ORDER = (("scheduler",), ("tokenizer", "worker", "detokenizer", "media", "replica", "nodes",
-              "ray"), ("gateway",), ("watchdog",))
+              "ray"), ("gateway",), ("relay",), ("watchdog",))
 """How an engine drains: each group (of role prefixes) stops when the groups before it have."""
 
 
@@ -49,8 +52,10 @@ def roles_of(config: Config) -> dict[str, str]:
         role: built for role, built in ROLES.items() if role != WORKER}
     if takes_media(config):
         roles["media"] = MEDIA
-    if config.gateway.port is not None:
+    if serves_http(config.gateway):
         roles |= {f"gateway-{i}": GATEWAY for i in range(config.gateway.gateways)}
+    if has_relay(config.gateway):
+        roles[RELAY_ROLE] = RELAY
     return cluster_roles(config.cluster, roles)
 
 
@@ -61,6 +66,17 @@ def preload(config: Config) -> None:
     for name in ("actorium.actors.runtime.shell", *sorted(modules),
                  *(SERVES_HTTP if GATEWAY in needed else ())):
         import_module(name)
+
+
+def serves_http(gateway: GatewayConfig) -> bool:
+    """Whether there are gateways."""
+    return gateway.port is not None or gateway.uds is not None
+
+
+def has_relay(gateway: GatewayConfig) -> bool:
+    """Whether callers reach the gateways through the relay."""
+    return gateway.uds is not None or (gateway.port is not None
+                                       and gateway.ssl_certfile is not None)
 
 
 def worker_roles(config: Config) -> tuple[str, ...]:

@@ -30,7 +30,9 @@ NEW = ".new"
 """Behind the name of a file that is being written."""
 PEER = ".peer"
 """Behind the name of a gateway's socket for the others."""
-OUR_SUFFIXES = (".inbox", ".front", ".log", ".tape0", ".tape1", ".journal", PEER, NEW)
+CALLS = ".calls"
+"""Behind the name of a gateway's socket for connections that the relay hands over."""
+OUR_SUFFIXES = (".inbox", ".front", ".log", ".tape0", ".tape1", ".journal", PEER, CALLS, NEW)
 GROUP = "group-"
 """Before the epoch: the directory in which the ranks of a worker meet."""
 GROUP_FILES = frozenset({"gate", "ranks", "ranks.new", "store"})

@@ -89,11 +89,8 @@ class ProbeServer:
         import prometheus_client.openmetrics.exposition  # noqa: F401
 
         from actorium.actors.runtime.http.allowed_hosts import AllowedHosts
-        from actorium.actors.runtime.http.http_server import (
-            ConnectionLimits,
-            http_server,
-            usable_connections,
-        )
+        from actorium.actors.runtime.http.http_connection import ConnectionLimits
+        from actorium.actors.runtime.http.http_server import http_server, usable_connections
         from actorium.actors.watchdog.probe_routes import ProbeApp
 
         wanted = self._ctx.config

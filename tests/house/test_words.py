@@ -12,7 +12,7 @@ from helpers_code_facts import PACKAGES, ROOT, files, statements
 
 TABLE = re.search(r"^\| not \| but \|\n\|[-|]+\n((?:\|.*\n)+)",
                   (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
-OF_OTHERS = {"actors.runtime.http.http_server: connection_made"}
+OF_OTHERS = {"actors.runtime.http.http_connection: connection_made"}
 """What a library calls by this name."""
 
 

@@ -136,7 +136,7 @@ def served_side(side: str, parsed: Parsed[Any]) -> Iterator[str]:
     with own_engine(msgspec.structs.replace(config, gateway=gateway)) as engine:
         found = where(engine_dir(engine.name, config.runtime.run_dir))
         assert found is not None
-        yield f"http://{found.host}:{found.port}"
+        yield found.url
 
 
 def _side_answers(side: str, parsed: Parsed[Any], prompts: list[str], texts: list[str] | None,

@@ -76,7 +76,7 @@ class StartUp:
                 spans.append((doing, now))
             if actor.role == "watchdog":
                 self.probes = actor.detail
-            if actor.role.startswith("gateway") and actor.phase in READY_PHASES:
+            if actor.detail.startswith("HTTP at ") and actor.phase in READY_PHASES:
                 self.http = actor.detail
             if actor.gauges.get("resumed_sequences"):
                 self.resumed = actor.detail

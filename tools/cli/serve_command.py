@@ -12,12 +12,13 @@ from actorium.actors.config.tree import Config
 from actorium.actors.launcher.preflight import check_machine
 from actorium.actors.models import model_dir as models
 from actorium.actors.models.obtain import with_model_path
+from actorium.actors.runtime.roles import serves_http
 from actorium.tools.cli.command_line import Parsed, parse
 from actorium.tools.cli.engines import StartUp, watch
 
 PORT = 8000
 ABOUT = """Start an engine and keep it running until SIGTERM or Ctrl-C, which drain it. It answers
-OpenAI's HTTP API at port 8000 of this machine alone (--host, --port, --no-http). Actors that
+OpenAI's HTTP API at port 8000 of this machine alone (--host, --port, --uds, --no-http). Actors that
 die or hang are started again, and every stream goes on (--no-restart: the first death ends all).
 With --ledger-dir it goes on with what the engine before left unfinished there, and says so.
 Exit codes: 0 drained, 1 a fault (also: an actor that died more than --max-restarts times within
@@ -35,8 +36,8 @@ def configured(parsed: Parsed[ServeOptions]) -> Config:
     """Serves HTTP at the usual port unless it is off or has its own; progress goes to stderr."""
     gateway = parsed.config.gateway
     if not parsed.options.http:
-        gateway = msgspec.structs.replace(gateway, port=None)
-    elif gateway.port is None:
+        gateway = msgspec.structs.replace(gateway, port=None, uds=None)
+    elif not serves_http(gateway):
         gateway = msgspec.structs.replace(gateway, port=PORT)
     runtime = msgspec.structs.replace(parsed.config.runtime, log_stderr=True)
     return msgspec.structs.replace(parsed.config, gateway=gateway, runtime=runtime)

@@ -28,7 +28,7 @@ from actorium.actors.gateway.http.routes import Access, ErrorStyle, allowed_meth
 from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.runtime.http.allowed_hosts import AllowedHosts, check_head
 from actorium.actors.runtime.http.connection_records import ConnectionRecord
-from actorium.actors.runtime.http.http_server import OVER_LIMIT, RECORD
+from actorium.actors.runtime.http.http_connection import OVER_LIMIT, RECORD
 
 WATCH_AFTER = 0.05
 """Seconds after which a connection is watched: for most faster requests watching would cost more

@@ -20,12 +20,8 @@ import os
 import socket
 import struct
 import termios
-from collections.abc import Callable
-from contextlib import suppress
 from time import time
-from typing import Any, NamedTuple
-
-from actorium.actors.runtime.http.connection_store import StoreLink
+from typing import NamedTuple
 
 PAGE = 4096
 MAPPED = 3 * PAGE
@@ -44,7 +40,8 @@ COMPLETE, CLOSES, INTERIM, LOST = 1, 2, 4, 8
 """Flags of a write: it ends its response; the connection closes behind it; it is a `100 Continue`;
 it is not recorded."""
 _IDENTITY, _INPUT, _RECEIVED, _SELECTED, _INPUT_LOST, _TRIES, _WRITES = 0, 32, 40, 48, 49, 50, 64
-"""Offsets in the header."""
+_ORIGIN, _ORIGIN_BYTES = 1024, 1024
+"""Offsets in the header, and the length of the last field."""
 _WRITE = struct.Struct("<QqIII")
 """Bytes written on the connection before; number of the response; bytes; bytes of the position;
 flags."""
@@ -106,60 +103,6 @@ def _count(sock: socket.socket, which: int) -> int:
     return count
 
 
-class ConnectionKeeper:
-    """Records a process's connections, and has the launcher hold them for the process after it."""
-
-    def __init__(self, store: StoreLink, records: ConnectionRecords) -> None:
-        self._store, self._records = store, records
-
-    def open(self, sock: socket.socket) -> ConnectionRecord | None:
-        """Returns the record of a new connection; None where it cannot be held."""
-        record = self._records.open()
-        if record is not None and not self._store.hold(record.number, sock.fileno()):
-            record.release()
-            return None
-        return record
-
-    def close(self, record: ConnectionRecord, transport: Any) -> None:
-        """Ends a connection: closing its descriptor alone would not, since the launcher has it."""
-        fd = transport.get_extra_info("socket").fileno()
-        with suppress(OSError), socket.socket(fileno=os.dup(fd)) as sock:
-            sock.shutdown(socket.SHUT_RDWR)
-        record.release()
-
-
-class RecordedTransport:
-    """A transport whose writes are recorded before they are made."""
-
-    def __init__(self, transport: Any, record: ConnectionRecord,
-                 closes: Callable[[], bool]) -> None:
-        """closes: whether the connection closes behind the response under way."""
-        self._transport, self._record, self._closes = transport, record, closes
-        self._head = b""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        """Writes, or has the data wait for the next write."""
-        record, transport = self._record, self._transport
-        if self._head:
-            data = self._head + data
-        if record.holds_head:
-            self._head = data
-            return
-        self._head = b""
-        if data:
-            record.closes = record.ends and self._closes()
-            record.writing(data, transport.get_write_buffer_size() > 0)
-            transport.write(data)
-
-    def continue_write(self, last: LastWrite) -> None:
-        """Makes the rest of a write of the process before."""
-        self._record.continues(last)
-        self._transport.write(last.data)
-
-
 class ConnectionRecords:
     """The records of all connections of one gateway."""
 
@@ -175,12 +118,13 @@ class ConnectionRecords:
         """Returns records in new memory. Raises `OSError`."""
         return cls(os.memfd_create("connections", os.MFD_CLOEXEC), number)
 
-    def open(self) -> ConnectionRecord | None:
-        """Returns the record of a new connection; None if all are in use."""
+    def open(self, origin: bytes = b"") -> ConnectionRecord | None:
+        """Returns the record of a new connection; None if all are in use. origin: what is to be
+        known of where it comes from, without NUL bytes."""
         if not self._free:
             return None
         record = ConnectionRecord(self, self._free.pop())
-        record.clear()
+        record.clear(origin)
         return record
 
     def reopen(self, number: int) -> ConnectionRecord:
@@ -223,10 +167,17 @@ class ConnectionRecord:
 
     # --- what the process before has left ---
 
-    def clear(self) -> None:
+    def clear(self, origin: bytes) -> None:
         """Sets the record of a new connection."""
         self._memory[self._at:self._at + _WRITES] = bytes(_WRITES)
+        at = self._at + _ORIGIN
+        self._memory[at:at + _ORIGIN_BYTES] = origin.ljust(_ORIGIN_BYTES, b"\0")
         self._commit(LastWrite(0, -1, b"", b"", COMPLETE))
+
+    def origin(self) -> bytes:
+        """Returns what `clear` was given."""
+        at = self._at + _ORIGIN
+        return self._memory[at:at + _ORIGIN_BYTES].rstrip(b"\0")
 
     def restore(self, sock: socket.socket) -> tuple[LastWrite, bytes, int] | None:
         """Reads what the process before has left: the last write, without what the kernel has of

@@ -1,14 +1,22 @@
-"""Listening sockets, and files in the run directory that say at which address."""
+"""Listening sockets, files in the run directory that say at which address, and how the relay hands
+connections to gateways.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import socket
+import stat
+import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from actorium.actors.runtime.rundir import CALLS
 from actorium.actors.runtime.security import private_paths as private
 
 
@@ -17,10 +25,35 @@ class ListenAddress(msgspec.Struct, frozen=True):
 
     host: str
     port: int
+    scheme: str = "http"
 
     @property
     def url(self) -> str:
-        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
+
+
+class Origin(msgspec.Struct, frozen=True, array_like=True):
+    """Where a connection comes from that the relay hands over."""
+
+    client: tuple[str, int] | None
+    """The caller's address; None over a unix socket."""
+    server: tuple[str, int | None]
+    """The address that it called, or the unix socket's path and None."""
+    scheme: str
+
+    def encode(self) -> bytes:
+        """Returns it as a text without NUL bytes."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Origin | None:
+        """Returns what `encode` was called of; None = nothing."""
+        return _decode_origin(data) if data else None
+
+
+_decode_origin = msgspec.json.Decoder(Origin).decode
+_ORIGIN_BYTES = 512
 
 
 def read_address(file: Path) -> ListenAddress | None:
@@ -56,9 +89,84 @@ def listen(host: str, port: int, backlog: int, shared: bool = False) -> socket.s
     return _bound(sock, address, backlog)
 
 
+def resolve(host: str) -> str:
+    """Returns the address at which `listen` would listen. Raises `OSError`."""
+    return str(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM,
+                                  flags=socket.AI_PASSIVE)[0][4][0])
+
+
+def calls_path(run_dir: Path, role: str) -> Path:
+    """The socket to which the relay sends the connections of a gateway."""
+    return run_dir / f"{role}{CALLS}"
+
+
+def listen_for_calls(run_dir: Path, role: str) -> socket.socket:
+    """Returns the socket of `calls_path`, bound anew. Raises `OSError`."""
+    path = calls_path(run_dir, role)
+    path.unlink(missing_ok=True)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    sock.bind(str(path))
+    return sock
+
+
+def send_call(sender: socket.socket, path: Path, origin: Origin, fd: int) -> bool:
+    """Hands a connection to a gateway; False if it has no socket, or one that is full."""
+    try:
+        sender.sendmsg([origin.encode()],
+                       [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", fd))], 0,
+                       str(path))
+    except OSError:
+        return False
+    return True
+
+
+def accept(sock: socket.socket) -> tuple[socket.socket, Origin | None]:
+    """Accepts a connection at a listening socket, or takes one that the relay hands over. Raises
+    `OSError`."""
+    if sock.type != socket.SOCK_DGRAM:
+        return sock.accept()[0], None
+    data, fds, _, _ = socket.recv_fds(sock, _ORIGIN_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+    if not fds:
+        raise OSError(errno.EMFILE, "no descriptor is left for a connection")
+    return socket.socket(fileno=fds[0]), Origin.decode(data)
+
+
 def listen_unix(path: Path, backlog: int) -> socket.socket:
     """A listening unix socket at `path`, where nothing may be. Raises `OSError`."""
     return _bound(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), str(path), backlog)
+
+
+def listen_public(path: Path, umask: int, backlog: int) -> socket.socket:
+    """A listening unix socket at a path of the user's choice, in the place of one of this user's
+    that nobody listens at. umask: says who may connect. Raises `OSError`."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    before = os.umask(umask)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # another engine may be about to do the same
+        with suppress(FileNotFoundError):
+            there = path.lstat()
+            if not stat.S_ISSOCK(there.st_mode) or there.st_uid != os.geteuid():
+                raise FileExistsError(errno.EEXIST, "it is there, and no socket of this user's")
+            if _is_served(path):
+                raise OSError(errno.EADDRINUSE, "a server listens at it")
+            path.unlink()
+        return listen_unix(path, backlog)
+    finally:
+        os.umask(before)
+        os.close(folder)
+
+
+def _is_served(path: Path) -> bool:
+    """Whether somebody listens at the unix socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.setblocking(False)
+        try:
+            sock.connect(str(path))
+        except ConnectionRefusedError:
+            return False
+        except OSError:  # its backlog is full, or it is of another type
+            return True
+        return True
 
 
 def _bound(sock: socket.socket, address: Any, backlog: int) -> socket.socket:

@@ -36,6 +36,8 @@ def test_without_sources_the_config_is_its_defaults() -> None:
 
 
 ALIASES = [
+    ("gateway.uds", "/run/a.sock", ["--uds", "/run/a.sock"]),
+    ("gateway.ssl_certfile", "c.pem", ["--ssl-certfile", "c.pem"], ["--ssl-cert-file=c.pem"]),
     ("model.model", "some/dir", ["some/dir"], ["--model", "some/dir"], ["--model-path=some/dir"]),
     ("model.max_model_len", 32768, ["--max-model-len", "32768"], ["--context-length", "32k"],
      ["--context_length=32K"]),
@@ -103,6 +105,12 @@ def test_every_spelling_sets_the_same_field(key: str, value: object,
 
 
 BAD_FLAGS = [
+    (["--ssl-cert-reqs", "3", "--ssl-certfile", "c"], "--ssl-cert-reqs", "must be 0, 1 or 2"),
+    (["--ssl-ca-certs", "ca", "--ssl-cert-file", "c"], "--ssl-ca-certs", "needs ssl_cert_reqs"),
+    (["--ssl-refresh"], "--ssl-refresh", "goes with ssl_certfile"),
+    (["--ssl-ciphers", "HIGH"], "--ssl-ciphers", "goes with ssl_certfile"),
+    (["--ssl-keyfile-password", "x"], "--ssl-keyfile-password", "goes with ssl_certfile"),
+    (["--uds="], "--uds", "must not be empty"),
     (["--max-running-requests", "0"], "--max-running-requests", "between 1 and 32768, got 0"),
     (["--max-num-seqs", "many"], "--max-num-seqs", "a whole number"),
     (["--max-num-seqs", "1.5"], "--max-num-seqs", "a whole number"),

@@ -28,7 +28,7 @@ from actorium.actors.gateway.resume.event_ids import (
 from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.messages import TokenLogprob, Usage
 from actorium.actors.runtime.http.connection_records import ConnectionRecords
-from actorium.actors.runtime.http.http_server import RECORD
+from actorium.actors.runtime.http.http_connection import RECORD
 
 
 class Uncounted:

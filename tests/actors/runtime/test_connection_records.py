@@ -163,6 +163,14 @@ def test_input_beyond_the_bound_is_not_recorded(pair: tuple[socket.socket, socke
     assert next_process(records).restore(pair[0]) is not None
 
 
+def test_where_a_connection_comes_from_is_known_to_the_next_process() -> None:
+    records = ConnectionRecords.create(4)
+    record = records.open(b"from afar")
+    assert record is not None and next_process(records).origin() == b"from afar"
+    record.release()
+    assert records.open() is not None and next_process(records).origin() == b""
+
+
 class Torn:
     """Memory that remembers its states after each store."""
 

@@ -7,21 +7,21 @@ import contextlib
 import socket
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers_speed import slowness
 
+from actorium.actors.runtime.http import listening
 from actorium.actors.runtime.http.allowed_hosts import (
     MAX_HEADER_LINES,
     MAX_HEADERS,
     check_size,
 )
-from actorium.actors.runtime.http.http_server import (
-    ConnectionLimits,
-    http_server,
-    start_server,
-)
+from actorium.actors.runtime.http.http_connection import ConnectionLimits
+from actorium.actors.runtime.http.http_server import http_server, start_server
+from actorium.actors.runtime.http.listening import Origin
 
 CHUNKED = b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -65,6 +65,38 @@ def said(*parts: bytes) -> bytes:
                 return head.split(b" ")[1] + b" " + await reader.readexactly(size)
 
     return asyncio.run(run())
+
+
+def test_a_connection_that_is_handed_over_is_its_caller_s(tmp_path: Path) -> None:
+    """The application sees who called, where, and how, as it would of one that it accepts."""
+    scopes: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        scopes.append(scope)
+        await echo(scope, receive, send)
+
+    async def run(origin: Origin) -> None:
+        server = http_server(app, ConnectionLimits(9, 5.0, 5.0, 1 << 20), 5, 9)
+        with listening.listen_for_calls(tmp_path, "gateway-0") as calls, \
+                socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            await start_server(server, [calls])
+            ours, theirs = socket.socketpair()
+            with ours, theirs:
+                path = listening.calls_path(tmp_path, "gateway-0")
+                assert listening.send_call(sender, path, origin, theirs.fileno())
+                reader, writer = await asyncio.open_connection(sock=ours)
+                writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+                assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+                writer.close()
+            await server.shutdown()
+
+    of_tls = Origin(("192.0.2.7", 4711), ("192.0.2.1", 443), "https")
+    of_unix = Origin(None, ("/run/a.sock", None), "http")
+    for origin in (of_tls, of_unix):
+        asyncio.run(run(origin))
+        scope = scopes.pop()
+        assert (scope["client"], scope["server"], scope["scheme"]) == (
+            origin.client, origin.server, origin.scheme)
 
 
 @pytest.mark.parametrize("size", [b"ffffffffffffffff", b"7FFFFFFFFFFFFFFF", b"123456789",
