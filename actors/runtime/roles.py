@@ -19,6 +19,11 @@ ROLES: Mapping[str, str] = {
 worker first, since it imports torch."""
 PRELOADS = {ROLES["worker-0"]: "actorium.gpu.worker.preload:preload"}
 """What builds a role -> "module:function" that imports what it needs (`runtime/fork_server.py`)."""
+IMPORTS: Mapping[str, tuple[str, ...]] = {
+    "gateway": ("actorium.actors.gateway.app", "actorium.actors.gateway.served_engine",
+                "actorium.actors.runtime.http.http_server"),
+    "tokenizer": ("tokenizers", "jinja2"), "detokenizer": ("tokenizers",)}
+"""Prefix of a role -> what it imports once it runs."""
 WATCHDOG, LAUNCHER, SCHEDULER = "watchdog", "launcher", "scheduler"
 WORKER = "worker-0"
 """Rank 0 of the worker, and the name of its group: a message to it goes to every rank."""

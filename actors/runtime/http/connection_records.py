@@ -27,6 +27,8 @@ from typing import Any, NamedTuple
 
 from actorium.actors.runtime.http.connection_store import StoreLink
 
+VERSION, READABLE = 1, (1,)
+"""Of this memory; and those whose connections are continued."""
 PAGE = 4096
 MAPPED = 3 * PAGE
 """Bytes of a connection that are mapped: its header, and a page for each of two writes."""
