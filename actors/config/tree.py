@@ -272,6 +272,9 @@ class RecoveryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     SIGKILL by somebody else do not count if the actor was at work. 0 = never start one again."""
     restart_window: float = 60.0
     """Seconds."""
+    upgrade_fault: str = ""
+    """Testing: at this step of an upgrade to this configuration kill the launcher, or, as
+    STEP=ROLE, an actor."""
     request_budget: float = 10.0
     """Seconds that an actor (not the worker) may be busy with one request while others wait for it;
     past that it counts as hung, and the request is quarantined. Nine times as long for work on the
