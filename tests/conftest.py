@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -95,6 +96,9 @@ def pytest_collection() -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     if session.config.option.forks and len(session.items) > MANY:
         importlib.import_module("transformers.models.llama.modeling_llama")
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.propagate = True  # pytest adds a handler to each that does not, six times a test
     gc.enable()
     gc.collect()
     gc.freeze()  # ten thousand tests, and torch: nobody throws them away

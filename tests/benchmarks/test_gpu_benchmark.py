@@ -54,8 +54,8 @@ def skipped(found: dict[str, Any]) -> dict[str, str]:
 
 MEASURED = [group.name for group in plan.contact() if not group.suites]
 """Groups that are no tests: those are collected by `test_gpu_suites`."""
-BY_COMMAND = ("decode", "ring", "profile")
-"""One for each module of groups, and what is written beside the rows."""
+BY_COMMAND = ("profile",)
+"""What is written beside the rows; each is a process that imports all. The slow walk has all."""
 
 
 def measure_in_process(group: Any, file: Path) -> None:

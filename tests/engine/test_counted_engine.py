@@ -66,7 +66,7 @@ class Watch:
     async def run(self, over: asyncio.Event) -> None:
         while not over.is_set():
             self.look(await asyncio.to_thread(scrape, self._made))
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.06)
 
     def look(self, samples: Samples) -> None:
         self.scrapes += bool(samples)

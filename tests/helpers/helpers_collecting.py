@@ -23,7 +23,8 @@ from typing import Any
 
 import pytest
 
-HEAVY = ("torch", "hypothesis", "triton", "transformers", "actorium.actors.launcher.engine",
+HEAVY = ("torch", "hypothesis", "anyio._backends._asyncio", "triton", "transformers",
+         "actorium.actors.launcher.engine",
          "actorium.gpu.worker.core", "actorium.kernels.triton.triton_ops", "helpers_graphs",
          "helpers_kinds")
 TAIL = 3000
@@ -109,9 +110,12 @@ def _pytest(each: dict[str, Any], output: int) -> int:
 def main() -> None:
     """Reads, collects, writes."""
     asked = json.load(sys.stdin)
-    absent, distributions = Absent(asked["absent"]), metadata.distributions
+    absent = Absent(asked["absent"])
     sys.meta_path.insert(0, absent)
-    metadata.distributions = lambda: filter(absent.plugins, distributions())
+    # read once, where each pytest would read those of all packages
+    points = {own: own.entry_points for own in metadata.distributions() if absent.plugins(own)}
+    metadata.distributions = lambda: [*points]
+    metadata.Distribution.entry_points = property(points.__getitem__)
     os.environ.setdefault("TRITON_INTERPRET", "1")  # as conftest.py has it, before the import
     for name in HEAVY:
         import_module(name)

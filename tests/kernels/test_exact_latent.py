@@ -119,7 +119,8 @@ def test_products_of_heads(ops: NativeOps, heads: int, columns: int, outs: int) 
     assert own(x[:0]).shape == (0, heads, outs)
 
 
-@pytest.mark.parametrize(("columns", "number"), [(7168, 256), (64, 8), (100, 20)])
+@pytest.mark.parametrize(("columns", "number"), [
+    pytest.param(7168, 256, marks=pytest.mark.slow), (1100, 256), (64, 8), (100, 20)])
 @pytest.mark.parametrize("wide", [False, True], ids=["bf16", "f32"])
 def test_the_choice_of_experts(ops: NativeOps, columns: int, number: int, wide: bool) -> None:
     router = torch.randn(number, columns).mul_(columns ** -0.5)

@@ -30,8 +30,8 @@ from actorium.kernels.triton.scaled_mm import TritonScaledLinear
 pytestmark = INTERPRETED
 BF16 = torch.bfloat16
 CPU = torch.device("cpu")
-ROWS = (1, 2, 3, 17, 33, 100)
-SOME = (0, 1, 15, 32, 63, 64, 99)
+ROWS = (2, 17, 100)
+SOME = (0, 1, 16, 63, 99)
 """Rows that are computed alone, too."""
 OPS = ExactTritonOps()
 

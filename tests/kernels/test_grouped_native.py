@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from helpers_builds import built
 from helpers_gguf import stored
+from helpers_pairs import pairs
 from torch import Tensor
 
 from actorium.gpu.families.weight_formats import WeightFormat
@@ -135,8 +136,8 @@ def test_every_format_by_reference(lib: ctypes.CDLL, memory: GroupedMemory,
     assert torch.allclose(linear.rows(ids, torch.float32), want, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize(("outs", "ins"), [(1, 32), (16, 64), (33, 96), (250, 512)])
+@pytest.mark.parametrize(("rows", "outs", "ins"), pairs(
+    ROWS, [(1, 32), (16, 64), (33, 96), (250, 512)]))
 @pytest.mark.parametrize("form", [RowFormat(4, 32, True), RowFormat(8, 0, False, 128), FP4],
                          ids=str)
 def test_shapes_and_what_is_added(lib: ctypes.CDLL, memory: GroupedMemory, form: RowFormat,

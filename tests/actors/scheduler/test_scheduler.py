@@ -152,7 +152,7 @@ def test_a_steady_plan_of_256_is_under_2_kb_whatever_the_context(context: int) -
         ring.submit(context, max_tokens=400)
     ring.wake()
     ring.sent.clear()
-    for _ in range(80):
+    for _ in range(30):
         ring.work()
         ring.deliver()
     steady = ring.sent[2:]

@@ -9,7 +9,7 @@ import pytest
 from helpers_examples import examples
 from helpers_lives import Lives
 
-SCHEDULES = examples(35, 5000)
+SCHEDULES = examples(20, 5000)
 MOVES = 250
 
 

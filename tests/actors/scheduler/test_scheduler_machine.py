@@ -171,12 +171,12 @@ def check(heard: Heard, limit: int) -> None:
         assert heard.error_code in ("queue_full", "context_overflow") and not heard.tokens
 
 
-@pytest.mark.parametrize("number", walks(10))
+@pytest.mark.parametrize("number", walks(6))
 def test_any_schedule(number: int) -> None:
     walk(SchedulerMachine, number, 40)
 
 
 def test_enough_steps_were_walked() -> None:
     """Counts what the machine above has done in this process (nothing, if it was not chosen). What
-    is drawn follows from the modules that are loaded, too: 3,500 to 5,000 steps."""
-    assert SchedulerMachine.worked == 0 or SchedulerMachine.worked >= 3_000
+    is drawn follows from the modules that are loaded, too: 2,000 to 3,000 steps."""
+    assert SchedulerMachine.worked == 0 or SchedulerMachine.worked >= 1_500

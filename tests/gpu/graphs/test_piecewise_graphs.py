@@ -87,7 +87,8 @@ def sizes_of(runner: ModelRunner) -> list[int]:
     return sizes
 
 
-LIKE_OTHERS = ("chunks", "scaled-queries")
+LIKE_OTHERS = ("chunks", "scaled-queries", "attention", "mamba", "sparse")
+"""Kinds whose steps are cut as those of another one, or of `test_beside_graphs_of_decodes`."""
 
 
 # --- the same tokens -----------------------------------------------------------------------------
@@ -95,7 +96,7 @@ LIKE_OTHERS = ("chunks", "scaled-queries")
 @pytest.mark.parametrize(("name", "kind"), [
     pytest.param(name, kind, marks=[pytest.mark.slow] * (
         name in LIKE_OTHERS or (kind == "greedy") != (name == "windows")))
-    for name in ("attention", "windows", "hybrid", "mamba", "latent", "sparse", *LIKE_OTHERS)
+    for name in ("windows", "hybrid", "latent", *LIKE_OTHERS)
     for kind in KINDS])
 def test_tokens_are_those_of_steps_that_are_run(make: Callable[[str], Any], name: str,
                                                 kind: str) -> None:

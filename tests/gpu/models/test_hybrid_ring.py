@@ -53,6 +53,10 @@ class Case(NamedTuple):
         torch.testing.assert_close(chosen(out), want.amax(-1), atol=ATOL, rtol=0)
 
 
+RARER = ("dense-other", "sparse")
+"""Cases of which `make test` has the like: `next` has experts, too."""
+
+
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
     """Each kind once, in whatever order tests ask for them."""
@@ -67,7 +71,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
 
 
 @pytest.fixture(scope="module", params=[
-    pytest.param(name, marks=[pytest.mark.slow] * (name == "dense-other")) for name in CASES])
+    pytest.param(name, marks=[pytest.mark.slow] * (name in RARER)) for name in CASES])
 def case(request: pytest.FixtureRequest, make: Callable[[str], Case]) -> Case:
     return make(request.param)
 
@@ -75,7 +79,7 @@ def case(request: pytest.FixtureRequest, make: Callable[[str], Case]) -> Case:
 def turned(values: list[int]) -> list[Any]:
     """Every case with every value: in `make test` each case with one of them, by turns."""
     return [pytest.param(name, value, marks=[pytest.mark.slow] * (
-        name == "dense-other" or i % len(values) != j))
+        name in RARER or i % len(values) != j))
         for i, name in enumerate(CASES) for j, value in enumerate(values)]
 
 

@@ -86,6 +86,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 PLAIN = [name for name in CASES if "-" not in name]
 """One of each family."""
+LAYERS = ("falcon", "lfm2", "jamba", "kimi")
+"""One of each kind of recurrent layer, whose states all families keep alike."""
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +108,8 @@ def case(request: pytest.FixtureRequest, make: Callable[[str], Case]) -> Case:
     return make(request.param)
 
 
-@pytest.fixture(scope="module", params=PLAIN)
+@pytest.fixture(scope="module", params=[
+    name if name in LAYERS else pytest.param(name, marks=pytest.mark.slow) for name in PLAIN])
 def family(request: pytest.FixtureRequest, make: Callable[[str], Case]) -> Case:
     return make(request.param)
 

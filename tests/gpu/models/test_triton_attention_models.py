@@ -33,7 +33,7 @@ GREEDY = ResolvedParams(max_tokens=4, temperature=0.0)
 
 
 @pytest.fixture(scope="module", params=[
-    pytest.param(name, marks=pytest.mark.slow) if name.startswith("Qwen3") else name
+    pytest.param(name, marks=pytest.mark.slow) if name.startswith(("Qwen3", "Llama")) else name
     for name in MODELS])
 def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
            ) -> tuple[Decoder, Decoder]:

@@ -30,7 +30,7 @@ interpreted = pytest.mark.skipif(bool(triton_fault(torch.device("cpu"))),
 
 
 @interpreted
-@pytest.mark.parametrize("level", [0, 2])
+@pytest.mark.parametrize("level", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_products_are_measured_before_pages_are_there(
         level: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All kinds that decodes have, those that add among them."""
