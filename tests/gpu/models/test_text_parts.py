@@ -3,6 +3,7 @@ transformers' whole class has them of text alone."""
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +18,15 @@ from helpers_toys import toy_fields
 from safetensors.torch import save_file
 from torch import Tensor
 
+from actorium.actors.config.tree import Config, ModelConfig
 from actorium.actors.errors import BadModel
 from actorium.actors.models.model_classes import MODEL_TYPES
-from actorium.actors.models.model_dir import _LEFT_OUT, text_config
+from actorium.actors.models.model_dir import _LEFT_OUT, takes_media, text_config
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.families.architectures import ARCHITECTURES, shape_from_config
 from actorium.gpu.families.text_parts import FLAT, TEXT_TYPES, WITH_TEXT_PART, text_model
+from actorium.gpu.families.transformers_config import text_classes
+from actorium.tools.models_table import GROUPS, PAGE, names_in
 
 IDS = [3 + 7 * i % 190 for i in range(20)]
 SPECIAL = 198
@@ -30,9 +34,20 @@ SPECIAL = 198
 DAILY = ("LlavaForConditionalGeneration", "Qwen2VLForConditionalGeneration")
 AS_IN_MEMORY = ("Kimi_K25ForConditionalGeneration", "QianfanOCRForConditionalGeneration")
 """Of which transformers writes names that published files do not have."""
+FIRST_TOWER = ("Idefics3ForConditionalGeneration",)
+"""Which bring tokens to where their towers lie."""
 AXES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("qwen2_vl_text", "glm4v_text"), {"hidden_size": 128}),
     "glm4v_moe_text": {"use_qk_norm": False}}
+
+
+def mixed_classes() -> set[str]:
+    """Of transformers' tables of classes for text with images or sound."""
+    auto = importlib.import_module("transformers.models.auto.modeling_auto")
+    return {name for table in (auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+                               auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES)
+            for names in table.values()
+            for name in ((names,) if isinstance(names, str) else names)}
 
 
 def text_toy(kind: str) -> dict[str, Any]:
@@ -79,6 +94,8 @@ def write_text_part(path: Path, name: str) -> Any:
     model.tie_weights()
     held = {key: own for key, own in model.state_dict().items() if own.device.type != "meta"}
     model.save_pretrained(path, state_dict=held)
+    if name in FIRST_TOWER:
+        model.model.vision_model = model.model.connector = torch.nn.Identity()
     if name in AS_IN_MEMORY:
         save_file({key: own.clone() for key, own in held.items()}, path / "model.safetensors",
                   {"format": "pt"})
@@ -107,6 +124,24 @@ def test_as_the_whole_class(tmp_path: Path, name: str,
     record_property("text_part", f"{name} {model.shape.architecture}")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(mixed_classes() - WITH_TEXT_PART - set(ARCHITECTURES)
+                                        - text_classes()))
+def test_other_classes_are_refused(tmp_path: Path, name: str,
+                                   record_property: Callable[[str, object], None]) -> None:
+    import transformers
+
+    config = getattr(transformers, name).config_class()
+    kind = config.get_text_config().model_type
+    raw = json.dumps({**config.to_dict(), "architectures": [name]}, default=str)
+    (tmp_path / "config.json").write_text(raw.replace("Infinity", "1e30"))
+    with pytest.raises(BadModel, match=f"architecture {name} is not supported"):
+        load(tmp_path)
+    known = kind in MODEL_TYPES or kind in TEXT_TYPES
+    record_property("text_part", f"{name} refused: " + (
+        "not shown to be equal" if known else "none of ours"))
+
+
 def test_flat_configs_of_old() -> None:
     """As Qwen2-VL's were published."""
     raw = {**text_toy("qwen2_vl_text"), "architectures": ["Qwen2VLForConditionalGeneration"],
@@ -126,6 +161,20 @@ def test_a_text_part_that_no_class_runs_is_refused_by_name() -> None:
         raw["text_config"] = {"model_type": kind}
         with pytest.raises(BadModel, match="text_config.model_type: the text part of Llava"):
             shape_from_config(raw, Path("config.json"))
+
+
+def test_no_images_are_taken(tmp_path: Path) -> None:
+    for name, taken in (("LlavaForConditionalGeneration", False),
+                        ("Qwen3VLForConditionalGeneration", True)):
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": [name]}))
+        (tmp_path / "preprocessor_config.json").write_text("{}")
+        assert takes_media(Config(model=ModelConfig(model=str(tmp_path)))) == taken
+
+
+def test_the_table_names_every_class() -> None:
+    listed = names_in(PAGE.read_text(), GROUPS["text_part"][0])
+    assert len(listed) == len(set(listed))
+    assert set(listed) == (mixed_classes() - set(ARCHITECTURES) - text_classes()) | WITH_TEXT_PART
 
 
 def test_types_and_defaults_are_transformers() -> None:
