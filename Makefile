@@ -122,6 +122,9 @@ parity: $(VENV)/.ready-test
 	@mkdir -p build
 	$(BIN)/python -m pytest tests/gpu/models/test_models_table.py::test_cell \
 		tests/gpu/weights/test_gguf_reader.py::test_greedy_tokens_equal_transformers \
+		tests/gpu/models/test_text_parts.py::test_as_the_whole_class \
+		tests/gpu/models/test_text_parts.py::test_other_classes_are_refused \
+		tests/gpu/models/test_other_classes.py::test_other_class \
 		--junitxml build/parity.xml -o junit_family=xunit1 $(PYTEST_FLAGS)
 	$(BIN)/python -m actorium.tools.models_table build/parity.xml
 

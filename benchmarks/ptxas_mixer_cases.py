@@ -64,6 +64,8 @@ class Attention(NamedTuple):
     dtype: torch.dtype = BF16
     pages: torch.dtype = BF16
     sinks: bool = False
+    slopes: bool = False
+    """Scores fall with the distance (ALiBi)."""
 
 
 LLAMA, QWEN3 = Attention(32, 8, 128), Attention(64, 8, 128)
@@ -73,13 +75,15 @@ GEMMA_27B, GEMMA_4B = Attention(32, 16, 128, 1024), Attention(8, 4, 256, 1024)
 GEMMA4_E4B = Attention(8, 2, 512)
 GPT_OSS = Attention(64, 8, 64, sinks=True)
 LLAMA_1B = Attention(32, 8, 64)
+MPT_7B, FALCON_RW = Attention(32, 32, 128, slopes=True), Attention(32, 32, 64, slopes=True)
 
 
 def decode(a: Attention, q_len: int, sequences: int = 64) -> None:
     """Few sequences are split, many are not."""
     pages, lens = torch.zeros(sequences, 512, dtype=I32), torch.ones(sequences, dtype=I32)
     q = empty(sequences * q_len, a.heads, a.dim, dtype=a.dtype)
-    attend = TritonAttention().decode(pages, lens, 8192, q_len, PAGE, a.window, a.dim**-0.5)
+    attend = TritonAttention().decode(pages, lens, 8192, q_len, PAGE, a.window, a.dim**-0.5,
+                                      slopes=slopes_of(a))
     attend(q, empty(99 * PAGE, 2 * a.kv_heads, a.dim, dtype=a.pages), None,
            scales_of(a.kv_heads, a.pages), sinks_of(a))
 
@@ -88,13 +92,17 @@ def extend(a: Attention, start: int, count: int, chunks: int = 1) -> None:
     """A chunk that few programs would serve is split."""
     own = [ExtendRow(0, start, count, torch.zeros(2048, dtype=I32)) for _ in range(chunks)]
     q = empty(chunks * count, a.heads, a.dim, dtype=a.dtype)
-    attend = TritonAttention().extend(own, PAGE, a.window, a.dim**-0.5)
+    attend = TritonAttention().extend(own, PAGE, a.window, a.dim**-0.5, slopes=slopes_of(a))
     attend(q, empty(99 * PAGE, 2 * a.kv_heads, a.dim, dtype=a.pages), None,
            scales_of(a.kv_heads, a.pages), sinks_of(a))
 
 
 def sinks_of(a: Attention) -> Tensor | None:
     return empty(a.heads, dtype=F32) if a.sinks else None
+
+
+def slopes_of(a: Attention) -> Tensor | None:
+    return empty(a.heads, dtype=F32) if a.slopes else None
 
 
 def wide(a: Attention) -> Attention:
@@ -115,10 +123,10 @@ def exact_attends(a: Attention, q_len: int) -> None:
     layer, scales = empty(99 * PAGE, 2 * a.kv_heads, a.dim, dtype=a.pages), scales_of(a.kv_heads,
                                                                                      a.pages)
     attention = TritonAttention(exact_for=8192)
-    attention.decode(pages, lens, 8192, q_len, PAGE, a.window, a.dim**-0.5)(
+    attention.decode(pages, lens, 8192, q_len, PAGE, a.window, a.dim**-0.5, slopes=slopes_of(a))(
         empty(64 * q_len, a.heads, a.dim), layer, None, scales, sinks_of(a))
     own = [ExtendRow(0, 0, 2048, torch.zeros(2048, dtype=I32))]
-    attention.extend(own, PAGE, a.window, a.dim**-0.5)(
+    attention.extend(own, PAGE, a.window, a.dim**-0.5, slopes=slopes_of(a))(
         empty(2048, a.heads, a.dim), layer, None, scales, sinks_of(a))
 
 
@@ -127,7 +135,8 @@ def exacts() -> Iterator[Case]:
     for name, a in (("Llama-3.1-8B", LLAMA), ("Qwen2.5-7B, window", QWEN2._replace(window=4096)),
                     ("Qwen3.5-27B", QWEN35), ("Gemma 3 4B, window", GEMMA_4B),
                     ("Llama-3.2-1B", LLAMA_1B), ("Llama-3.1-8B, INT8 pages", coded(LLAMA)),
-                    ("Qwen3.5-27B, INT8 pages", coded(QWEN35)), ("GPT-OSS, sinks", GPT_OSS)):
+                    ("Qwen3.5-27B, INT8 pages", coded(QWEN35)), ("GPT-OSS, sinks", GPT_OSS),
+                    ("MPT-7B, slopes", MPT_7B), ("Gemma 4 E4B", GEMMA4_E4B)):
         yield Case(f"exact attention {name}", partial(exact_attends, a, 1))
     yield Case("exact attention Llama-3.1-8B, FP8 pages", partial(exact_attends, fp8(LLAMA), 3), 89)
     yield Case("exact experts Qwen3-30B-A3B", partial(exact_experts, 128, 2048, 768))
@@ -164,7 +173,8 @@ def decodes() -> Iterator[Case]:
             ("Qwen2.5-7B, window", QWEN2._replace(window=4096), (1, 8)),
             ("Gemma 3 27B, window", GEMMA_27B, (1, 3)), ("Gemma 3 4B, window", GEMMA_4B, (1, 3)),
             ("Qwen3.5-27B", QWEN35, (1, 3, 8)), ("Qwen3.5-9B", QWEN35_9B, (1, 3)),
-            ("Gemma 4 E4B", GEMMA4_E4B, (1,)),
+            ("Gemma 4 E4B", GEMMA4_E4B, (1,)), ("Gemma 4 E4B, INT8 pages", coded(GEMMA4_E4B), (1,)),
+            ("MPT-7B, slopes", MPT_7B, (1,)), ("Falcon-RW-1B, slopes", FALCON_RW, (1,)),
             ("Llama-3.2-1B", LLAMA_1B, (1, 3, 8)), ("GPT-OSS, sinks", GPT_OSS, (1, 3)),
             ("GPT-OSS, sinks, window", GPT_OSS._replace(window=128), (1,)),
             ("Llama-3.1-8B, fp32", wide(LLAMA), (1, 3, 8)),
@@ -187,7 +197,8 @@ def extends() -> Iterator[Case]:
     for name, a in (("Llama-3.1-8B", LLAMA), ("Qwen3-32B", QWEN3),
                     ("Gemma 3 27B, window", GEMMA_27B), ("Gemma 3 4B, window", GEMMA_4B),
                     ("Qwen3.5-27B", QWEN35), ("Qwen3.5-9B", QWEN35_9B), ("Llama-3.2-1B", LLAMA_1B),
-                    ("Gemma 4 E4B", GEMMA4_E4B),
+                    ("Gemma 4 E4B", GEMMA4_E4B), ("MPT-7B, slopes", MPT_7B),
+                    ("Falcon-RW-1B, slopes", FALCON_RW),
                     ("GPT-OSS, sinks, window", GPT_OSS._replace(window=128)),
                     ("Llama-3.1-8B, fp32", wide(LLAMA)), ("Qwen3.5-27B, fp32", wide(QWEN35)),
                     ("Llama-3.2-1B, fp32", wide(LLAMA_1B))):

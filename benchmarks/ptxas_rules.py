@@ -57,7 +57,7 @@ RULES = (
     Rule("_decode", "Qwen3.5-27B, q8", 8, 1, 1, "wgmma"),
     # On sm_90 heads of 128 have programs of one warp, eight an SM, but for one or two sequences.
     Rule("_decode", ", 1 sequences|1B, q1", 4, 3, 2, "mma"),
-    Rule("_decode", "(Llama-3.1-8B|Qwen3-32B), q1", 1, 3, 2, "mma"),
+    Rule("_decode", "(Llama-3.1-8B|Qwen3-32B|MPT-7B, slopes), q1", 1, 3, 2, "mma"),
     Rule("_decode", "(Llama-3.1-8B|Qwen3-32B), .*pages, q1", 1, 2, 1, "mma"),
     Rule("_decode", "", 4, 2, 1, "mma"),
     Rule("_list", "", 4, 1, 1),
@@ -69,6 +69,7 @@ RULES = (
     Rule("_extend", "Gemma 4", 8, 1, 1, "mma"),
     Rule("_extend", "", 8, 1, 1, "wgmma"),
     # A decode has a prompt's tile: what is left of it is empty, and two fill the memory's pipes.
+    Rule("_exact", "Gemma 4", 8, 1, 1, "mma"),
     Rule("_exact", "Qwen3.5-27B|Gemma 3 4B", 8, 1, 1, "wgmma"),
     Rule("_exact", "", 4, 2, 1, "wgmma"),
     Rule("_pieces", "", 4, 8, 8),
@@ -170,6 +171,7 @@ EXCEPTIONS = (
     Spill("_prepare", "", 89, 44, 64, WHOLE),
     Spill("_exact", "Qwen2.5-7B, window", 90, 32, 32, TWO_SUMS),
     Spill("_exact", "Qwen3.5-27B, INT8 pages", 90, 16, 16, TWO_SUMS),
+    Spill("_exact", "Gemma 4 E4B", 90, 24, 24, TWO_SUMS),
     Spill("_sage", "Llama-3.1-8B", 80, 8, 8, CODING),
     Spill("_sage", "Llama-3.1-8B", 89, 8, 8, CODING),
     Spill("_sage", "split", 80, 172, 192, CODING),

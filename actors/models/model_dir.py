@@ -139,7 +139,14 @@ def checkpoint_bytes(folder: Path) -> int | None:
 _LEFT_OUT: dict[str, dict[str, Any]] = {
     "gemma3_text": {"vocab_size": 262_208, "max_position_embeddings": 131_072},
     "gemma3n_text": {"vocab_size": 262_400, "max_position_embeddings": 32_768},
-    "gemma4_text": {"vocab_size": 262_144, "max_position_embeddings": 131_072}}
+    "gemma4_text": {"vocab_size": 262_144, "max_position_embeddings": 131_072},
+    "llama": {"vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008,
+              "num_hidden_layers": 32, "num_attention_heads": 32},
+    "mistral": {"vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 14_336,
+                "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+                "sliding_window": 4096},
+    "qwen2": {"vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 22_016,
+              "num_hidden_layers": 32, "num_attention_heads": 32}}
 """Fields that published checkpoints leave out of their text_config: transformers' defaults."""
 
 

@@ -100,10 +100,8 @@ from actorium.gpu.families.tensor_specs import (
     mtp_tensors,
     vision_tensors,
 )
-from actorium.gpu.families.transformers_config import (
-    any_decoder,
-    require_class,
-)
+from actorium.gpu.families.text_parts import text_model
+from actorium.gpu.families.transformers_config import any_decoder, require_class
 
 LayerTensors = Callable[[ModelShape, int, str], list[TensorSpec]]
 """(shape, i, what their names begin with) -> the tensors of the i-th layer."""
@@ -222,7 +220,7 @@ def shape_from_config(
     `BadModel` naming the file and the field that is missing or wrong, and `BadConfig` for a
     max_model_len beyond the limit.
     """
-    name = _architecture(raw, where)
+    name, raw = text_model(_architecture(raw, where), raw, where)
     own, raw = name in ARCHITECTURES, {**raw, "architectures": [name]}
     theirs = impl == "transformers" or impl == "auto" and not own
     if theirs:

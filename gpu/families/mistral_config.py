@@ -13,6 +13,7 @@ from actorium.gpu.families.deepseek_config import NAMES, completed_latent, laten
 from actorium.gpu.families.layer_shapes import QueryScaling, Routing
 from actorium.gpu.families.llama_config import mistral
 from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.families.text_parts import text_part
 
 MINISTRAL3: dict[str, Any] = {
     "vocab_size": 131_072, "hidden_size": 4096, "intermediate_size": 14_336,
@@ -94,11 +95,3 @@ def mistral3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     read, name = TEXTS[kind]
     shape = read(text, where, dtype)
     return replace(shape, architecture=name or shape.architecture)
-
-
-def text_part(raw: dict[str, Any]) -> dict[str, Any]:
-    """The `text_config` of this config, with what is said of it outside."""
-    text = raw["text_config"]
-    outer = {name: raw[name] for name in ("dtype", "torch_dtype") if raw.get(name)}
-    return {**outer, **text, "architectures": raw["architectures"], "tie_word_embeddings":
-            raw.get("tie_word_embeddings", text.get("tie_word_embeddings"))}

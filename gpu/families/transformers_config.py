@@ -16,8 +16,9 @@ from actorium.actors.models.model_dir import checkpoint_bytes, max_model_len, te
 from actorium.gpu.families.decoder_config import Fields, weight_dtype
 from actorium.gpu.families.model_shape import DTYPE_BYTES, ModelShape
 
-SYNONYMS = {"num_hidden_layers": ("n_layer", "n_layers"), "hidden_size": ("n_embd", "d_model"),
-            "num_attention_heads": ("n_head", "n_heads"),
+SYNONYMS = {"num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+            "hidden_size": ("n_embd", "d_model"),
+            "num_attention_heads": ("n_head", "n_heads", "num_heads", "attention_heads"),
             "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size")}
 """What some configs call a field."""
 KINDS = {"full_attention": False, "attention": False, "sliding_attention": True}

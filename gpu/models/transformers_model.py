@@ -106,11 +106,11 @@ class TransformersModel(LoadedModel):
         stored = getattr(layer, "stored", None) or StoredRows(layer.weight.data, None)
         weight = materialised(stored.weight).to(self.device)
         if weight.is_floating_point():
-            weight = self._made(name, weight, head)
+            weight = self._weight_rows(name, weight, head)
         product = self.ops.linear(weight, bias)
         return product if stored.order is None else Reordered(product, stored.order)
 
-    def _made(self, name: str, weight: Tensor, head: bool) -> Tensor:
+    def _weight_rows(self, name: str, weight: Tensor, head: bool) -> Tensor:
         """The weight as `--quantization` makes it."""
         shape = self.shape
         if name in ROUTERS or head and (shape.tied or shape.grouped is None):

@@ -132,9 +132,9 @@ class StoredCheckpoint(NamedTuple):
             how = self.codes.of(module) if self.codes else None
             if how is not None and end == PARTS[how.layout][0] and not (
                     f".{end}" == WEIGHT and own.dtype.is_floating_point):
-                of_codes = SHAPES.get(how.layout)
-                yield f"{module}{WEIGHT}", of_codes(*own.shape, how.bits) if (
-                    of_codes and len(own.shape) == 2) else None
+                of_codes, size = SHAPES.get(how.layout), own.shape
+                yield f"{module}{WEIGHT}", of_codes(size[0], size[1], how.bits) if (
+                    of_codes and len(size) == 2) else None
 
 
 def stored_checkpoint(path: Path, config: Config, device: torch.device, shape: ModelShape

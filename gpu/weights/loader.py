@@ -54,11 +54,11 @@ Progress = Callable[[str, int, int], None]
 """(what, done, of): called once per shard, when it is read."""
 
 LOG = logging.getLogger("actorium.model")
-WRAPPED = ("base_model.model.", "_orig_mod.", "module.")
+WRAPPED = ("base_model.model.", "_orig_mod.", "module.", "language_model.")
 """What names begin with in checkpoints that were saved from within a wrapper: of adapters that are
-merged (PEFT), of a compiled model, of a distributed one."""
-NESTED = (("language_model.model.", "model."), ("model.language_model.", "model."),
-          ("language_model.lm_head.", "lm_head."), ("model.visual.", "visual."),
+merged (PEFT), of a compiled model, of a distributed one, of one of text and images."""
+NESTED = (("model.language_model.", "model."), ("model.text_model.", "model."),
+          ("model.visual.", "visual."),
           ("embed_tokens.", "model.embed_tokens."), ("layers.", "model.layers."),
           ("norm.", "model.norm."), ("model.final_layernorm.", "model.norm."),
           ("model.embedding_norm.", "model.norm."), ("backbone.norm_f.", "model.norm."),
@@ -391,7 +391,6 @@ def plain_name(name: str, renames: Renames) -> str:
     for nested, plain in NESTED:
         if name.startswith(nested):
             name = plain + name[len(nested):]
-            break
     for part, own in (*renames, *OF_TORCHAO):
         name = re.sub(part, own, name)
     return name

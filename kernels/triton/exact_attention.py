@@ -44,6 +44,8 @@ TILE = tl.constexpr(4)
 how many there are (1: there is none)."""
 ROWS = 64
 """Of a tile: tokens, times the query heads of a key head. What wgmma has at least."""
+LEAST = 16
+"""What mma has at least."""
 CHUNK = 512
 """Keys of a chunk, at least."""
 CHUNKS = 64
@@ -63,11 +65,11 @@ def config(group: int, dim: int, eight: bool, capability: int = HOPPER.capabilit
     Two sums of values are held, of the chunk and of those before it: 128 registers a thread, which
     leaves room for short blocks, and other than on sm_90, where queries and scores are in registers
     as well, for half the rows. Heads of 256 have eight warps for them, those of 512 half the rows
-    as well."""
+    as well, and the fewest rows and keys where queries and scores are in registers."""
     big = dim > 128
     whole = dim <= 256 and capability == 90 or dim <= 64
-    rows = max(ROWS if whole else ROWS // 2, triton.next_power_of_2(group))
-    block = 32
+    least = LEAST if dim > 256 and capability != 90 else ROWS if whole else ROWS // 2
+    rows, block = max(least, triton.next_power_of_2(group)), min(32, least)
     if capability == 90:
         block = 64 if dim <= 64 else 16 if big and not eight else 32
     return ExtendLaunch(rows, block, 8 if big or rows > ROWS else 4, 3 if big else 5, 255)

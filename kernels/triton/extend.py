@@ -61,8 +61,8 @@ def config(group: int, dim: int, itemsize: int, longest: int, eight: bool = Fals
     """
     fp32 = itemsize > 2
     narrow = dim <= (128 if fp32 else 64)  # its sums leave room for another program, barely
-    registers = 255 if capability < 90 and narrow else None
     huge = dim > 256
+    registers = 255 if capability < 90 and (narrow or huge and not fp32) else None
     most = (max(LANES, min(32, 4096 // dim)) if fp32 else 128 if dim <= 128 else
             32 if huge else 64)
     rows = max(LANES if group * longest <= LANES else most, triton.next_power_of_2(group))
