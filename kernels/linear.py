@@ -96,7 +96,7 @@ class NativeLinear(Linear):
     ) -> None:
         super().__init__(weight.contiguous(), bias)
         self.packed = PackedLinear(weight, bias)
-        self.call, self.threads = lib.linear, threads
+        self.lib, self.call, self.threads = lib, lib.linear, threads
         self.weight_at = self.weight.data_ptr()
         self.bias_at = 0 if bias is None else bias.data_ptr()
 

@@ -25,7 +25,6 @@ from actorium.kernels.cpu.attention_native import (
     NativeExtend,
     NativeSage,
     chunk_rows,
-    latent_decodes,
 )
 from actorium.kernels.cpu.native_library import library
 from actorium.kernels.reference.latent import latent_causal, latent_masked
@@ -93,6 +92,19 @@ class AttentionBackend(ABC):
         """
 
 
+    def chunk_tables(self, pages: Tensor, lens: Tensor, q_len: int, page_size: int,
+                     chunk: int) -> tuple[Tensor, Tensor]:
+        """Page tables and lengths of the rows of `decode`, each a sequence of its own that begins
+        where its chunk of so many tokens, whole pages, does."""
+        seen = lens.unsqueeze(1) + torch.arange(1 - q_len, 1, device=lens.device)
+        last = seen.clamp_min(1).flatten() - 1
+        width = min(chunk // page_size, pages.shape[1])
+        columns = (last // chunk * (chunk // page_size)).unsqueeze(1) + torch.arange(
+            width, device=lens.device)
+        return pages.repeat_interleave(q_len, 0).gather(
+            1, columns.clamp_max(pages.shape[1] - 1).long()), (last % chunk + 1).int()
+
+
 class TorchAttention(AttentionBackend):
     """The reference: any device and dtype."""
 
@@ -158,10 +170,17 @@ class NativeAttention(AttentionBackend):
     def decode(self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int,
                window: int, scale: float, soft_cap: float = 0.0,
                slopes: Tensor | None = None) -> Attend:
-        own = (self.lib, self.threads, pages, lens, q_len, page_size, window, scale)
-        if self._latents:
-            return latent_decodes(*own)
-        return NativeDecode(*own, self.exact, soft_cap, slopes)
+        return NativeDecode(self.lib, self.threads, pages, lens, q_len, page_size, window, scale,
+                            self.exact, soft_cap, slopes, self._latents)
+
+    def chunk_tables(self, pages: Tensor, lens: Tensor, q_len: int, page_size: int,
+                     chunk: int) -> tuple[Tensor, Tensor]:
+        rows, width = len(lens) * q_len, min(chunk // page_size, pages.shape[1])
+        own, seen = pages.new_empty((rows, width)), lens.new_empty((rows,))
+        self.lib.chunk_tables(pages.data_ptr(), pages.stride(0), pages.shape[1], lens.data_ptr(),
+                              len(lens), q_len, chunk, page_size, own.data_ptr(), width,
+                              seen.data_ptr())
+        return own, seen
 
 
 class TritonAttention(AttentionBackend):

@@ -1,8 +1,8 @@
 """Captures work to replay it: CUDA graphs that share one pool of memory; and on a CPU the calls of
 C kernels, to make them all again in one (`program.c`).
 
-What torch does between calls of C kernels: `recorded_torch.py`. Work whose kernels are not C's cannot
-be captured."""
+What torch does between calls of C kernels: `recorded_torch.py`. Work whose kernels are not C's
+cannot be captured."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""torch's operations while C kernels are recorded: those that describe tensors are let through, those
-that move numbers, or make others of them one by one, have a C kernel that repeats them to the bit
-(`strided.c`), and any other raises `NotRecordable`."""
+"""torch's operations while C kernels are recorded: those that describe tensors are let through,
+those that move numbers, or make others of them one by one, have a C kernel that repeats them to the
+bit (`strided.c`), and any other raises `NotRecordable`."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ class RecordedTorch(TorchFunctionMode):
             "to": self._to, "float": lambda x: self._to(x, torch.float32),
             "bfloat16": lambda x: self._to(x, torch.bfloat16), "pad": self._pad,
             "clamp": self._clamp, "sqrt": self._root,
+            "ones_like": lambda x: self._filled(self._arena.take(x.shape, x.dtype), 1.0),
             **{name: self._two_sided(kind) for name, kind in TWO_SIDED.items()}}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from actorium.gpu.families.layer_shapes import AltUpShape
@@ -22,9 +21,6 @@ from actorium.gpu.passes import canonical_ops as ops
 from actorium.kernels.inputs import InputForm
 from actorium.kernels.linear import Linear
 from actorium.kernels.reference.torch_ops import TorchOps
-
-LEAST = 1e-5
-"""Of a stream's mean square."""
 
 
 @dataclass(slots=True)
@@ -73,9 +69,9 @@ class AltUp:
         return x.view(len(x), self.number, -1)
 
     def _routed(self, x: Tensor) -> Tensor:
-        """f32[T, streams]"""
+        """[T, streams]"""
         normed = self.ops.rms_norm(x.contiguous(), self.norm, self.eps)
-        return self.router(normed * (1 / x.shape[1])).float().tanh()
+        return self.ops.tanh(self.router(normed * (1 / x.shape[1])))
 
     def active(self, x: Tensor) -> Tensor:
         """See `canonical_ops`, as of the others."""
@@ -83,22 +79,22 @@ class AltUp:
 
     def predict(self, x: Tensor) -> Tensor:
         parts = self._split(x)
-        routed = self._routed(parts[:, self.chosen]).to(x.dtype)
+        routed = self._routed(parts[:, self.chosen])
         shares = self.prediction(routed).view(-1, self.number, self.number, 1).float()
-        total = parts.float()
+        total = wide = parts.float()
         # One by one: a product's sums may depend on how many rows there are.
         for i in range(self.number):
-            total = torch.addcmul(total, shares[:, :, i], parts[:, i:i + 1].float())
+            total = total + shares[:, :, i] * wide[:, i:i + 1]
         return total.to(x.dtype).view_as(x)
 
     def correct(self, predicted: Tensor, y: Tensor) -> Tensor:
         parts = self._split(predicted)
-        shares = self.correction(self._routed(y).to(y.dtype)) + 1
+        shares = self.correction(self._routed(y)) + 1
         news = (y - parts[:, self.chosen]).unsqueeze(1) * shares.unsqueeze(2)
         return (news + parts).view_as(predicted)
 
     def add_to_others(self, x: Tensor, y: Tensor) -> Tensor:
-        self._split(x)[:, 1:] += y.unsqueeze(1)
+        self._split(x)[:, 1:].add_(y.unsqueeze(1))
         return x
 
 
@@ -108,29 +104,26 @@ class Streams:
 
     into: list[Linear]
     out: list[Linear]
+    ops: TorchOps
 
     def spread(self, x: Tensor) -> Tensor:
         """[T, K] -> [T, streams * K]."""
-        return torch.cat([x, *(_as_large(product(x), x) for product in self.into)], 1)
+        return torch.cat([x, *(self.ops.as_large(product(x), x) for product in self.into)], 1)
 
     def merge(self, x: Tensor) -> Tensor:
         """[T, streams * K] -> [T, K]."""
         first, *others = x.chunk(len(self.out) + 1, 1)
-        return torch.stack([first, *(_as_large(product(part.contiguous()), first) for product, part
-                                     in zip(self.out, others, strict=True))]).mean(0)
-
-
-def _as_large(x: Tensor, as_of: Tensor) -> Tensor:
-    """x, by rows with the mean square of `as_of`."""
-    wanted = as_of.square().mean(-1, keepdim=True).sqrt()
-    return x * wanted / x.square().mean(-1, keepdim=True).clamp(min=LEAST).sqrt()
+        total = first.float()
+        for product, part in zip(self.out, others, strict=True):
+            total = total + self.ops.as_large(product(part.contiguous()), first)
+        return (total / (len(self.out) + 1)).to(x.dtype)
 
 
 def streams_of(w: LayerWeights, s: AltUpShape) -> Streams:
     """Those of a model's weights."""
     into, out = ([w.linear(False, f"{at}{i}") for i in range(s.streams - 1)]
                  for at in (SPREAD, MERGE))
-    return Streams(into, out)
+    return Streams(into, out, w.ops)
 
 
 @dataclass(slots=True)
@@ -144,6 +137,7 @@ class CutMlp:
     width: int
     """Gates of all ranks."""
     ranks: RankGroup
+    ops: TorchOps
 
     @property
     def waits(self) -> bool:
@@ -158,13 +152,8 @@ class CutMlp:
 
     def cut_gelu_mul(self, gate_up: Tensor) -> Tensor:
         """[T, 2 * I] -> [T, I]"""
-        gate, up = gate_up.float().chunk(2, 1)
-        sums = torch.stack((gate.sum(1), gate.square().sum(1)), 1)
-        if self.ranks.place.size > 1:  # what is padded is 0
-            sums = self.ranks.all_reduce(sums)
-        mean, square = (sums / self.width).unsqueeze(2).unbind(1)
-        limit = mean + (square - mean.square()).clamp(min=0).sqrt() * self.deviations
-        return (F.gelu(F.relu(gate - limit), approximate="tanh") * up).to(gate_up.dtype)
+        summed = self.ranks.all_reduce if self.ranks.place.size > 1 else None  # padding is 0
+        return self.ops.cut_gelu_mul(gate_up, self.deviations, self.width, summed)
 
 
 @dataclass(slots=True)
@@ -227,7 +216,7 @@ def altup_layer(w: LayerWeights, s: ModelShape, a: AltUpShape, i: int, mixer: Mi
     if a.sparsity[i]:
         mlp = CutMlp(inner.linear(False, "gate_proj", "up_proj"), inner.summed(False, "down_proj"),
                      NormalDist().inv_cdf(a.sparsity[i]), s.whole_intermediate or s.intermediate,
-                     w.group)
+                     w.group, w.ops)
     else:
         mlp = dense(inner, activation=s.activation)
     return AltUpLayer(

@@ -31,7 +31,6 @@ from actorium.kernels.inputs import InputForm
 from actorium.kernels.linear import Linear
 from actorium.kernels.reference.kv import write_kv
 from actorium.kernels.reference.latent import write_latent as write_rows
-from actorium.kernels.reference.rope import apply_rope
 from actorium.kernels.reference.torch_ops import TorchOps
 
 LATENT_EPS = 1e-6
@@ -122,7 +121,7 @@ class LatentAttention:
         pages, scales = group.layer(self.layer_index, self.kv_scale)
         _, latent, key = first.split([first.shape[1] - m.row, m.rank, m.rope], -1)
         latent = self.ops.rms_norm(latent.contiguous(), self.kv_norm, LATENT_EPS)
-        write_rows(pages, latent, apply_rope(key.unsqueeze(1), step.ropes[0]), group.kv_index,
+        write_rows(pages, latent, self.ops.turn(key.unsqueeze(1), step.ropes[0]), group.kv_index,
                    scales)
         if (own := self.indexer) is not None:
             write_kv(group.index_keys[own.layer_index], own.key(first, step.ropes[0]),
@@ -191,7 +190,7 @@ class LatentAttention:
         if self.queries is not None:
             q = self.queries.run(q.contiguous())
         plain, turned = q.view(len(q), self.shape.heads, m.query).split([m.plain, m.rope], -1)
-        queries = torch.cat((self.to_keys(plain), apply_rope(turned, rope)), -1)
+        queries = torch.cat((self.to_keys(plain), self.ops.turn(turned, rope)), -1)
         return queries if scale is None else queries * scale
 
 

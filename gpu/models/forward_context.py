@@ -125,7 +125,7 @@ def plan_attention(
     """The plan of a step for layers with this window (0 = none), or, where they are chunked, with
     chunks of its size. soft_cap: of scores, 0 = none; slopes: see `AttentionBackend`."""
     if chunked and window:
-        batch, window = within_chunks(batch, page_size, window), 0
+        batch, window = within_chunks(batch, page_size, window, attention.decode), 0
     plan, decode = AttentionPlan(batch.extend_tokens, None, None, None), attention.decode.decode
     if batch.extends:
         plan.extend = attention.extend.extend(batch.extends, page_size, window, scale, soft_cap,
@@ -144,7 +144,8 @@ def plan_attention(
     return plan
 
 
-def within_chunks(batch: ForwardBatch, page_size: int, chunk: int) -> ForwardBatch:
+def within_chunks(batch: ForwardBatch, page_size: int, chunk: int,
+                  backend: AttentionBackend) -> ForwardBatch:
     """The same rows of a step, each with the pages of its own chunk alone: an extend is cut where a
     chunk ends, and each row of a decode is a sequence of its own. chunk: tokens, whole pages."""
     extends, pages, lens = [], batch.decode_pages, batch.decode_kv_lens
@@ -157,15 +158,7 @@ def within_chunks(batch: ForwardBatch, page_size: int, chunk: int) -> ForwardBat
             extends.append(ExtendRow(row.slot, start - base, stop - start, table))
             start = stop
     if pages is not None and lens is not None:
-        q_len = batch.decode_q_len
-        seen = lens.unsqueeze(1) + torch.arange(1 - q_len, 1, device=lens.device)
-        last = seen.clamp_min(1).flatten() - 1
-        width = min(chunk // page_size, pages.shape[1])
-        columns = (last // chunk * (chunk // page_size)).unsqueeze(1) + torch.arange(
-            width, device=lens.device)
-        pages = pages.repeat_interleave(q_len, 0).gather(
-            1, columns.clamp_max(pages.shape[1] - 1).long())
-        lens = (last % chunk + 1).int()
+        pages, lens = backend.chunk_tables(pages, lens, batch.decode_q_len, page_size, chunk)
     return replace(batch, extends=extends, decode_rows=batch.decode_rows * batch.decode_q_len,
                    decode_pages=pages, decode_kv_lens=lens, decode_q_len=1,
                    max_kv_len=min(batch.max_kv_len, chunk))

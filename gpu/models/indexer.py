@@ -12,7 +12,6 @@ from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.tensor_specs import INDEXER
 from actorium.gpu.models.layer_weights import LayerWeights, Part
 from actorium.kernels.linear import Linear
-from actorium.kernels.reference.rope import apply_rope
 from actorium.kernels.reference.torch_ops import TorchOps
 
 INDEX_EPS = 1e-6
@@ -51,7 +50,7 @@ class Indexer:
 
     def _turned(self, x: Tensor, rope: Tensor) -> Tensor:
         turned, plain = x.split((self.rope, self.sizes.dim - self.rope), -1)
-        return torch.cat((apply_rope(turned, rope), plain), -1)
+        return torch.cat((self.ops.turn(turned, rope), plain), -1)
 
 
 def indexer(w: LayerWeights, shape: ModelShape, i: int) -> tuple[Indexer, list[Part]]:

@@ -22,7 +22,7 @@ from actorium.kernels.grouped_rows import ROWS
 from actorium.kernels.inputs import Input, InputForm, plain
 from actorium.kernels.linear import Gated, Linear
 from actorium.kernels.reference.activation import BETA, NO_ALPHAS
-from actorium.kernels.reference.experts import ExpertExtras, Experts, route_groups
+from actorium.kernels.reference.experts import Choice, ExpertExtras, Experts
 from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.scaled_linear import has_products, is_packed
 
@@ -201,7 +201,7 @@ class Mixture:
         s = self.shape
         weights, chosen = self.experts.choose(logits[:, :s.number], s.chosen, s.normalised)
         if self.factors is not None:
-            weights = weights * self.factors[chosen]
+            weights = weights * self.factors.index_select(0, chosen.flatten()).view_as(chosen)
         return self.experts(x, weights, chosen)
 
 
@@ -256,7 +256,7 @@ def _squared_experts(w: LayerWeights, own: list[LayerWeights], names: tuple[str,
                      served: bool) -> Experts:
     """Those without a gate, which are grouped in the model's dtype alone."""
     if not w.ops.groups_experts or not served or own[0].dtype(names[0]).itemsize == 1:
-        return w.ops.each_expert([squared(each.parts(), names) for each in own])
+        return w.ops.ungated_experts([squared(each.parts(), names) for each in own])
     return w.ops.squared_experts(*(torch.stack([each.pop(f"{name}.weight") for each in own])
                                    for name in names))
 
@@ -276,8 +276,9 @@ def mixture(w: LayerWeights, s: ExpertShape) -> Mixture:
 class GroupedMixture:
     """Experts that a router chooses in float32, which may look at groups of them first."""
 
-    shape: ExpertShape
-    routing: Routing
+    choice: Choice
+    on_input: bool
+    """The weights multiply what goes into the experts, not what they give."""
     ops: TorchOps
     router: Linear
     """To the experts, in f32."""
@@ -311,24 +312,16 @@ class GroupedMixture:
         weights, chosen = self.choose(plain(x))
         if self.latent is not None:
             into, out_of = self.latent
-            return out_of(self.experts(into(x), weights.to(x.dtype), chosen))
-        if not self.routing.on_input:
-            return self.experts(x, weights.to(x.dtype), chosen)
-        rows = (plain(x).unsqueeze(1) * weights.to(x.dtype).unsqueeze(2)).flatten(0, 1)
+            return out_of(self.experts(into(x), weights, chosen))
+        if not self.on_input:
+            return self.experts(x, weights, chosen)
+        rows = (plain(x).unsqueeze(1) * weights.unsqueeze(2)).flatten(0, 1)
         out = self.experts(rows, torch.ones_like(rows[:, :1]), chosen.reshape(-1, 1))
-        return out.unflatten(0, chosen.shape).sum(1)
+        return out if chosen.shape[1] == 1 else out.unflatten(0, chosen.shape).sum(1)
 
     def choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x: [T, hidden] -> f32[T, chosen] weights, i64[T, chosen] experts."""
-        s, r = self.shape, self.routing
-        logits = self.router.wide(x)
-        scores = logits.softmax(-1) if r.softmax else self.ops.sigmoid(logits)
-        weights, chosen = route_groups(scores, self.bias, r.groups, r.chosen_groups, s.chosen,
-                                       r.best)
-        if s.normalised:
-            total = weights.sum(-1, keepdim=True) + r.added
-            weights = weights / (total.clamp_min(r.least) if r.least else total)
-        return weights * r.factor, chosen
+        """x: [T, hidden] -> [T, chosen] weights, i64[T, chosen] experts."""
+        return self.ops.choose_experts(self.router.wide(x), self.bias, self.choice, x.dtype)
 
 
 def grouped_mixture(w: LayerWeights, s: ExpertShape, routing: Routing) -> GroupedMixture:
@@ -341,8 +334,11 @@ def grouped_mixture(w: LayerWeights, s: ExpertShape, routing: Routing) -> Groupe
         shared = dense(inner) if len(names.expert) > 2 else squared(inner, names.expert)
     latent = (w.linear(False, "fc1_latent_proj"), w.linear(False, "fc2_latent_proj"))\
         if s.latent else None
-    return GroupedMixture(s, routing, w.ops, router, bias, experts(w, s), shared, w.mixture_sum(),
-                          latent)
+    r = routing
+    choice = Choice(s.chosen, s.normalised, r.groups, r.chosen_groups, r.best, r.softmax, r.added,
+                    r.least, r.factor)
+    return GroupedMixture(choice, r.on_input, w.ops, router, bias, experts(w, s), shared,
+                          w.mixture_sum(), latent)
 
 
 def layer_mlp(w: LayerWeights, s: ModelShape, i: int) -> Dense | Mixture | GroupedMixture:

@@ -374,10 +374,9 @@ def functions(ops: Any) -> dict[Callable[..., Any], Callable[..., Any]]:
         norm_quant: ops.rms_norm_quant, add_norm_quant: ops.add_rms_norm_quant,
         norm_for: ops.norm_for, silu_mul: ops.silu_mul, gelu_mul: ops.gelu_mul,
         silu_mul_quant: ops.silu_mul_quant, gelu_mul_quant: ops.gelu_mul_quant,
-        sigmoid_mul: ops.sigmoid_mul,
+        sigmoid_mul: ops.sigmoid_mul, sigmoid_scale: ops.sigmoid_scale, gate_add: ops.gate_add,
         gelu_by: lambda gate, by: ops.gelu_mul(torch.cat((gate, by), 1)),
-        **{own: meaning(own) for own in (split, head_norm, rope, scale, sigmoid_scale, shared_gate,
-                                         gate_add, logits)},
+        **{own: meaning(own) for own in (split, head_norm, rope, scale, shared_gate, logits)},
         add: operator.add}
 
 

@@ -27,8 +27,10 @@ all layers and stages. An estimate: the worker measures it. As much of the segme
 PROGRAM_ROWS = 64
 """Of the largest decode step that is captured on a CPU: what that saves is a millisecond or two,
 and steps of more rows take a hundred."""
-LAYER_CALLS, CALL_BYTES = 16, 160
-"""Kernels of a layer at most, and what is kept of a call."""
+LAYER_CALLS, CALL_BYTES = 20, 176
+"""Kernels of a layer at most, but for those below, and what is kept of a call."""
+MORE_CALLS = {"experts": 16, "recurrence": 16, "latent": 32, "altup": 48}
+"""Of a layer of shapes that have these."""
 
 
 class GraphShape(NamedTuple):
@@ -228,6 +230,8 @@ def program_sizes(shape: ModelShape, demand: Demand, rows: int) -> ProgramSizes:
     brought = (shape.stream_width + 2 * shape.rope_columns + shape.token_width) * shape.itemsize \
         + len(shape.groups) * (8 + 4 * width) + 4 + 16
     programs = sum(rows // (q_len + 1) for q_len in range(demand.drafts + 1))
-    calls = programs * shape.layers * LAYER_CALLS * CALL_BYTES
+    each = LAYER_CALLS + sum(more for name, more in MORE_CALLS.items()
+                             if getattr(shape, name) is not None)
+    calls = programs * shape.layers * each * CALL_BYTES
     room = 2 * workspace_bytes(shape, rows, 0) + (1 << 16)
     return ProgramSizes(rows, width, room, rows * brought + calls + (1 << 16))

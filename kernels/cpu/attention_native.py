@@ -28,16 +28,16 @@ WIDENED = 1 << 25
 
 
 class NativeDecode:
-    """The C kernel `paged_decode`: the last tokens of every sequence."""
+    """The C kernel `paged_decode`, or `latent_decode`: the last tokens of every sequence."""
 
     def __init__(
         self, lib: ctypes.CDLL, threads: int, pages: Tensor, lens: Tensor, q_len: int,
         page_size: int, window: int, scale: float, exact: bool = False, soft_cap: float = 0.0,
-        slopes: Tensor | None = None,
+        slopes: Tensor | None = None, latents: bool = False,
     ) -> None:
         """See `paged_attention.torch_decode`. exact: with the bits that `NativeExtend` gives the
-        same tokens, where that can run."""
-        self.soft_cap, self.slopes = soft_cap, slopes
+        same tokens, where that can run; latents: see there."""
+        self.soft_cap, self.slopes, self.latents = soft_cap, slopes, latents
         self.lib, self.threads, self.pages, self.lens = lib, threads, pages, lens.contiguous()
         self.q_len, self.page_size = q_len, page_size
         self.window, self.scale, self.exact = window, scale, exact
@@ -45,6 +45,8 @@ class NativeDecode:
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
                  scales: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
+        if self.latents and q.shape[2] % WHOLE:
+            return padded_rows(self, q, layer, out, scales)
         out = q.new_empty(q.shape) if out is None else out
         sunk = address(sinks)
         if layer.dtype in READ:
@@ -56,6 +58,13 @@ class NativeDecode:
              scales: Tensor | None, sinks: int) -> None:
         """sinks: their address, or 0."""
         rows, heads, dim = q.shape
+        if self.latents:
+            self.lib.latent_decode(
+                q.data_ptr(), q.stride(0), layer.data_ptr(), address_of(layer, scales),
+                pages.data_ptr(), pages.stride(0), lens.data_ptr(), out.data_ptr(), rows,
+                self.q_len, heads, layer.shape[2], self.page_size.bit_length() - 1, self.window,
+                self.scale, self.threads)
+            return
         self.lib.paged_decode(
             q.data_ptr(), q.stride(0), layer.data_ptr(), address_of(layer, scales),
             pages.data_ptr(), pages.stride(0), lens.data_ptr(), out.data_ptr(), rows, self.q_len,
@@ -104,10 +113,8 @@ class NativeExtend:
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
                  scales: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
-        row = q.shape[2]
-        if self.latents and (more := -row % WHOLE):
-            own = self(F.pad(q, (0, more)), layer, None, scales)[..., :row]
-            return own.contiguous() if out is None else out.copy_(own)
+        if self.latents and q.shape[2] % WHOLE:
+            return padded_rows(self, q, layer, out, scales)
         out = q.new_empty(q.shape) if out is None else out
         sunk = address(sinks)
         if layer.dtype in READ:
@@ -137,6 +144,14 @@ class NativeExtend:
             table = torch.arange(len(own), dtype=torch.int32)
             self._run(q, wide, torch.tensor([[table.data_ptr(), first, start - behind * size,
                                               count]]), out, None, sinks)
+
+
+def padded_rows(attend: NativeDecode | NativeExtend, q: Tensor, layer: Tensor, out: Tensor | None,
+                scales: Tensor | None) -> Tensor:
+    """What it gives for queries of a width that the kernel does not take."""
+    row = q.shape[2]
+    own = attend(F.pad(q, (0, -row % WHOLE)), layer, None, scales)[..., :row]
+    return own.contiguous() if out is None else out.copy_(own)
 
 
 def address(numbers: Tensor | None) -> int:
@@ -179,20 +194,6 @@ def widen(lib: ctypes.CDLL, threads: int, layer: Tensor, pages: Tensor, page_siz
     lib.widen_pages(layer.data_ptr(), page_size * layer[0].numel(), pages.data_ptr(),
                     pages.numel(), numbers(layer.dtype).data_ptr(), wide.data_ptr(), threads)
     return wide
-
-
-def latent_decodes(lib: ctypes.CDLL, threads: int, pages: Tensor, lens: Tensor, q_len: int,
-                   page_size: int, window: int, scale: float) -> NativeExtend:
-    """Decodes over latents: chunks of one token each, those of a window too, so that each reads
-    nothing behind itself."""
-    tables, rows = [own.contiguous() for own in pages], len(lens) * q_len
-    starts = lens.long()[:, None] + torch.arange(-q_len, 0)
-    chunks = torch.ones((rows, 4), dtype=torch.int64)
-    chunks[:, 0] = torch.tensor([own.data_ptr() for own in tables]).repeat_interleave(q_len)
-    chunks[:, 1] = torch.arange(rows)
-    chunks[:, 2] = starts.flatten().clamp_(min=0)  # padding may be shorter than its rows
-    order = chunks[:, 2].argsort(descending=True, stable=True)
-    return NativeExtend(lib, threads, chunks[order], tables, page_size, window, scale, True)
 
 
 def chunk_rows(rows: Sequence[ExtendChunk]) -> Tensor:

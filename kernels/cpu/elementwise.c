@@ -1,5 +1,6 @@
 /* Element by element: norms, activation, rotation. */
 #include "common.h"
+#include "program.h"
 
 #define STREAM_FROM (1 << 20) /* elements of keys and values that caches would not keep */
 
@@ -67,15 +68,6 @@ INLINE float sigmoid(float x) {
     return (x >= 0 ? 1.0f : e) / (1.0f + e);
 }
 
-/* One number after the other, which the compiler must not do in vectors: those would round the last
- * few otherwise. */
-static __attribute__((noinline)) float sigmoid_alone(float x) { return sigmoid(x); }
-
-void sigmoid_floats(float *x, int64_t count, int threads) {
-#pragma omp parallel for num_threads(threads) if (count > 16384)
-    for (int64_t i = 0; i < count; i++) x[i] = sigmoid_alone(x[i]);
-}
-
 /* gelu in its tanh form is x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 x^3)). */
 INLINE void gate_mul(const bf16 *gate, bf16 *out, int dim, int gelu) {
 #ifdef FLOATS16
@@ -110,6 +102,43 @@ void silu_mul(const bf16 *gate_up, bf16 *y, int64_t rows, int dim, int threads) 
 void gelu_mul(const bf16 *gate_up, bf16 *y, int64_t rows, int dim, int threads) {
 #pragma omp parallel for num_threads(threads) if (rows * dim > 16384)
     for (int64_t t = 0; t < rows; t++) gate_mul(gate_up + t * 2 * dim, y + t * dim, dim, 1);
+}
+
+/* Gates below the row's mean and so many deviations are cut off: see `reference.activation`. */
+__attribute__((noinline)) void cut_row(const bf16 *gate_up, bf16 *y, int dim, float deviations,
+                                       float width) {
+    float sum = 0, squares = 0;
+    for (int i = 0; i < dim; i++) sum += wide(gate_up[i]);
+    for (int i = 0; i < dim; i++) squares += wide(gate_up[i]) * wide(gate_up[i]);
+    float mean = sum / width, spread = squares / width - mean * mean;
+    float limit = mean + (spread > 0 ? sqrtf(spread) : 0) * deviations;
+    for (int i = 0; i < dim; i++) {
+        float g = wide(gate_up[i]) - limit;
+        g = g > 0 ? g : 0;
+        y[i] = narrow(g * sigmoid(g * (1.5957691216f + 0.0713548163f * g * g)) * wide(gate_up[dim + i]));
+    }
+}
+
+void cut_gelu_mul(const bf16 *gate_up, bf16 *y, int64_t rows, int dim, float deviations, float width,
+                  int threads) {
+#pragma omp parallel for num_threads(threads) if (rows * dim > 16384)
+    for (int64_t t = 0; t < rows; t++)
+        cut_row(gate_up + t * 2 * dim, y + t * dim, dim, deviations, width);
+}
+
+/* x with the mean square of `as_of`; its own counts as 1e-5 at least. */
+__attribute__((noinline)) void as_large_row(const bf16 *x, const bf16 *as_of, bf16 *y, int dim) {
+    float wanted = 0, own = 0;
+    for (int i = 0; i < dim; i++) wanted += wide(as_of[i]) * wide(as_of[i]);
+    for (int i = 0; i < dim; i++) own += wide(x[i]) * wide(x[i]);
+    own /= dim;
+    float by = sqrtf(wanted / dim) / sqrtf(own < 1e-5f ? 1e-5f : own);
+    for (int i = 0; i < dim; i++) y[i] = narrow(wide(x[i]) * by);
+}
+
+void as_large(const bf16 *x, const bf16 *as_of, bf16 *y, int64_t rows, int dim, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows * dim > 16384)
+    for (int64_t t = 0; t < rows; t++) as_large_row(x + t * dim, as_of + t * dim, y + t * dim, dim);
 }
 
 /* Norm (w may be 0) and rotate one head in place. table: cos[dim], then signed sin[dim]. */

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -33,7 +32,6 @@ from actorium.kernels.linear import (
     known_rows,
     one_behind_the_other,
 )
-from actorium.kernels.reference.experts import Experts
 
 PANEL = 16
 """Rows of a weight that lie side by side."""
@@ -204,54 +202,6 @@ class NativeGroupedGated(Gated):
         """x: bf16[T, K], or in INT8 -> bf16[T, N / 2], whatever the form."""
         y = torch.empty((len(x), self.product.half), dtype=x.dtype)
         return self.product.run(x, 0, y, OUT_SILU)
-
-
-def combine_rows(lib: ctypes.CDLL, threads: int, weights: Tensor, outs: Tensor) -> Tensor:
-    """bf16[T, H]: each row's results, weighted, one after the other in f32; a row's bits are its
-    own. weights: bf16[T, chosen]; outs: bf16[T * chosen, H]."""
-    weights, outs = weights.contiguous(), outs.contiguous()
-    y = outs.new_empty((len(weights), outs.shape[1]))
-    lib.grouped_combine(weights.data_ptr(), outs.data_ptr(), y.data_ptr(), *weights.shape,
-                        outs.shape[1], threads)
-    return y
-
-
-class NativeGroupedExperts(Experts):
-    """All experts of a layer in one call: threads share the quantising of all inputs, then all
-    products. Each row's results have the bits that its experts alone would give."""
-
-    def __init__(self, gate_up: Sequence[NativeGroupedGated],
-                 down: Sequence[NativeGrouped]) -> None:
-        """Those of each expert; see `one_call`."""
-        self.gate_up, self.down = gate_up, down
-        self._tables = [(ctypes.c_void_p * len(each))(*(p.layout_at for p in each))
-                        for each in ([g.product for g in gate_up], down)]
-        self._numbers = torch.arange(len(down) + 1)
-
-    def __call__(self, x: Input, weights: Tensor, chosen: Tensor) -> Tensor:
-        x, one = plain(x).contiguous(), self.down[0]
-        sorted_experts, order = chosen.flatten().sort(stable=True)
-        starts = torch.searchsorted(sorted_experts, self._numbers)
-        inner = x.new_empty((len(order), one.ins))
-        y = x.new_empty((len(order), one.outs))
-        one.lib.grouped_experts(
-            *self._tables, len(self.down), x.data_ptr(), order.data_ptr(), starts.data_ptr(),
-            chosen.shape[1], inner.data_ptr(), y.data_ptr(), one.scratch.data_ptr(),
-            one.scratch.numel(), one.threads)
-        return combine_rows(one.lib, one.threads, weights, y)
-
-
-def one_call(gate_up: Sequence[Gated], down: Sequence[object]) -> Experts | None:
-    """These experts in one call, where all are gated by SiLU, without biases and of one shape."""
-    first = [each for each in gate_up if isinstance(each, NativeGroupedGated)]
-    second = [each for each in down if isinstance(each, NativeGrouped)]
-    products = [each.product for each in first] + second
-    if not products or len(products) != len(gate_up) + len(down):
-        return None
-    shapes = ({(p.outs, p.ins) for p in products[:len(first)]}, {(p.outs, p.ins) for p in second})
-    if any(p.bias is not None for p in products) or any(len(some) > 1 for some in shapes):
-        return None
-    return NativeGroupedExperts(first, second)
 
 
 def layout_bytes(form: RowFormat, outs: int, ins: int) -> tuple[int, int]:

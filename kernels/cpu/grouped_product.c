@@ -19,9 +19,6 @@ struct grouped_job {
     const struct grouped *w;
     struct packed shape;
     struct job out;
-    const int64_t *from, *to; /* of each row, that of x and that of y, `each` rows of y to one of x; 0:
-                                 the same */
-    int64_t each;
     const int8_t *codes; /* [rows, ins] in place of x, and their scales; or 0 */
     const float *scales;
 };
@@ -120,10 +117,7 @@ static void multiply_panels(const struct segment *s, int64_t from, int64_t to, i
         }
         fetch.ahead = 0;
         fetch.next = more && t < from + (QUARTERS - 1) * TOKENS ? fetch.next + fetch.lines * LINE : 0;
-        if (j->to)
-            for (int i = 0; i < x.count; i++)
-                finish(j, sums + i * np * OUTS, 1, np, j->to[s->first + t + i], panel);
-        else finish(j, sums, x.count, np, s->first + t, panel);
+        finish(j, sums, x.count, np, s->first + t, panel);
     }
 }
 
@@ -142,10 +136,7 @@ static void quantise_block(const struct segment *s, int64_t t) {
         return;
     }
     const bf16 *rows[TOKENS];
-    for (int i = 0; i < to.count; i++) {
-        int64_t row = s->first + t + i;
-        rows[i] = j->out.x + (j->from ? j->from[row] / j->each : row) * j->w->ins;
-    }
+    for (int i = 0; i < to.count; i++) rows[i] = j->out.x + (s->first + t + i) * j->w->ins;
     quantise_tokens(j->w, rows, &to);
 }
 
@@ -235,8 +226,8 @@ static void put(struct batch *b, struct grouped_job *j, int64_t first, int64_t e
 static struct segment whole_call(const struct grouped_call *c, struct grouped_job *j) {
     int alone = c->w->outs * c->w->ins * c->rows <= 65536;
     *j = (struct grouped_job){c->w, {.outs = c->w->outs},
-                              {0, c->x, c->bias, c->add, c->y, c->rows, c->kind, 0}, 0, 0, 1,
-                              c->codes, c->scales};
+                              {0, c->x, c->bias, c->add, c->y, c->rows, c->kind, 0}, c->codes,
+                              c->scales};
     j->out.w = &j->shape;
     struct segment s = {j, c->scratch, 0, c->rows, 0, 0, 0, 0};
     cut(&s, 1, alone ? 1 : c->threads);
@@ -269,8 +260,7 @@ static void multiply_all(struct grouped_job *j, uint8_t *scratch, int64_t scratc
 /* y = x w^T (+ bias) (+ add). scratch: at least TOKENS times `token_bytes`, and a line. */
 void grouped_linear(const struct grouped *w, const bf16 *x, const bf16 *bias, const bf16 *add, void *y,
                     int64_t rows, int kind, uint8_t *scratch, int64_t scratch_bytes, int threads) {
-    struct grouped_job j = {w, {.outs = w->outs}, {0, x, bias, add, y, rows, kind, 0}, 0, 0, 1,
-                            0, 0};
+    struct grouped_job j = {w, {.outs = w->outs}, {0, x, bias, add, y, rows, kind, 0}, 0, 0};
     multiply_all(&j, scratch, scratch_bytes, threads);
 }
 
@@ -278,34 +268,86 @@ void grouped_linear(const struct grouped *w, const bf16 *x, const bf16 *bias, co
 void grouped_linear_int8(const struct grouped *w, const int8_t *codes, const float *scales,
                          const bf16 *bias, const bf16 *add, void *y, int64_t rows, int kind,
                          uint8_t *scratch, int64_t scratch_bytes, int threads) {
-    struct grouped_job j = {w, {.outs = w->outs}, {0, 0, bias, add, y, rows, kind, 0}, 0, 0, 1,
-                            codes, scales};
+    struct grouped_job j = {w, {.outs = w->outs}, {0, 0, bias, add, y, rows, kind, 0}, codes, scales};
     multiply_all(&j, scratch, scratch_bytes, threads);
 }
 
-/* Experts gated by SiLU, of which each row chose `chosen`: y[place] = down(silu(gate) * up), place for
- * place of the flat choices [rows, chosen].
- *
- * gate_up, down: those of each expert. order: places, those of one expert side by side; starts
- * [experts + 1]: where those of each begin. inner: [places, ins of down]. */
-void grouped_experts(const struct grouped *const *gate_up, const struct grouped *const *down,
-                     int64_t experts, const bf16 *x, const int64_t *order, const int64_t *starts,
-                     int64_t chosen, bf16 *inner, bf16 *y, uint8_t *scratch, int64_t scratch_bytes,
-                     int threads) {
+/* --- experts ------------------------------------------------------------------------------------ */
+
+static void expert_job(const struct experts_call *c, int64_t e, struct grouped_job *j) {
+    *j = (struct grouped_job){c->w[e], {.outs = c->w[e]->outs},
+                              {0, c->x, c->biases ? c->biases[e] : 0, 0, c->y, c->starts[c->experts],
+                               c->kind, 0}, 0, 0};
+    j->out.w = &j->shape;
+}
+
+/* Bytes of scratch in front of the rows of the active expert of this number. */
+static int64_t expert_scratch(const struct experts_call *c, int64_t number) {
+    return (c->starts[c->active[1 + number]] * token_bytes(c->w[0]) / LINE + number) * LINE;
+}
+
+/* The rows of an active expert as one segment. */
+static struct segment expert_segment(const struct experts_call *c, int64_t number,
+                                     struct grouped_job *j) {
+    int64_t e = c->active[1 + number], first = c->starts[e];
+    expert_job(c, e, j);
+    struct segment s = {j, c->scratch + expert_scratch(c, number), first, c->starts[e + 1] - first,
+                        0, 0, 0, 0};
+    cut(&s, c->active[0], c->threads);
+    return s;
+}
+
+/* The tasks of each phase up to each active expert's last: [2, experts]. */
+void plan_experts(const struct experts_call *c, int64_t *plan) {
+    int64_t blocks = 0, units = 0;
+    for (int64_t i = 0; i < c->active[0]; i++) {
+        struct grouped_job j;
+        struct segment s = expert_segment(c, i, &j);
+        plan[i] = blocks += s.blocks;
+        plan[c->experts + i] = units += s.units;
+    }
+}
+
+int64_t experts_tasks(const struct experts_call *c, const int64_t *plan, int phase) {
+    return plan[phase * c->experts + c->active[0] - 1];
+}
+
+/* Phase 0 quantises rows, phase 1 multiplies them. All have room in scratch. */
+void experts_task(const struct experts_call *c, const int64_t *plan, int phase, int64_t task) {
+    const int64_t *ends = plan + phase * c->experts;
+    int64_t low = 0, high = c->active[0] - 1;
+    while (low < high) {
+        int64_t middle = (low + high) / 2;
+        if (ends[middle] > task) high = middle;
+        else low = middle + 1;
+    }
+    struct grouped_job j;
+    struct segment s = expert_segment(c, low, &j);
+    task -= low ? ends[low - 1] : 0;
+    if (phase) multiply_unit(&s, task);
+    else quantise_block(&s, task * TOKENS);
+}
+
+/* `expert_packed` of weights in codes. plan: [2, experts], for programs. */
+void expert_grouped(const struct grouped *const *w, int64_t experts, const int64_t *starts,
+                    const int64_t *active, const bf16 *x, const bf16 *const *biases, bf16 *y, int kind,
+                    uint8_t *scratch, int64_t scratch_bytes, int64_t *plan, int threads) {
+    struct experts_call c = {w, experts, starts, active, x, biases, y, kind, threads, scratch};
     struct grouped_job *jobs = malloc(experts * sizeof *jobs);
     struct batch b;
+    (void)plan;
     begin(&b, scratch, scratch_bytes, threads);
-    for (int second = 0; second < 2; second++) {
-        for (int64_t e = 0; e < experts; e++) {
-            const struct grouped *w = second ? down[e] : gate_up[e];
-            struct grouped_job *j = jobs + e;
-            *j = (struct grouped_job){w, {.outs = w->outs}, {0}, second ? 0 : order,
-                                      second ? order : 0, chosen, 0, 0};
-            j->out = (struct job){&j->shape, second ? inner : x, 0, 0, second ? y : inner,
-                                  starts[experts], second ? OUT_BF16 : OUT_SILU, 0};
-            put(&b, j, starts[e], starts[e + 1]);
-        }
-        flush(&b);
+    for (int64_t i = 1; i <= active[0]; i++) {
+        int64_t e = active[i];
+        expert_job(&c, e, jobs + e);
+        put(&b, jobs + e, starts[e], starts[e + 1]);
     }
+    flush(&b);
     free(jobs);
+}
+
+void expert_plan(const struct grouped *const *w, int64_t experts, const int64_t *starts,
+                 const int64_t *active, int64_t *plan, int threads) {
+    struct experts_call c = {w, experts, starts, active, 0, 0, 0, 0, threads, 0};
+    plan_experts(&c, plan);
 }

@@ -17,7 +17,7 @@ MAX_STATE, MAX_HEAD = 64, 256
 MANY = 4096
 CONSTANTS = (torch.zeros(MANY, dtype=torch.int64), torch.ones(MANY, dtype=torch.int64),
              torch.arange(MANY))
-"""What plans of single tokens are made of: what is recorded of a step may not be allocated by it."""
+"""What plans of single tokens are made of: what a program reads may not be made by torch."""
 
 
 class NativeMamba:

@@ -41,7 +41,6 @@ SIGNATURES = {
     "layer_norm": [c_void_p, c_int64] + _POINTER * 2 + [c_int64] * 2 + [c_int] * 2
                   + [c_float, c_int],
     "silu_mul": _POINTER * 2 + [c_int64, c_int, c_int],
-    "grouped_combine": _POINTER * 3 + [c_int64, c_int, c_int, c_int],
     "gelu_mul": _POINTER * 2 + [c_int64, c_int, c_int],
     "rms_norm_int8": _POINTER * 5 + [c_int64, c_int, c_int, c_float, c_int],
     "gate_mul_int8": _POINTER * 3 + [c_int64] + [c_int] * 4,
@@ -54,6 +53,12 @@ SIGNATURES = {
                    + [c_float, c_int],
     "latent_extend": [c_void_p, c_int64] + _POINTER * 3 + [c_int64, c_void_p] + [c_int] * 4
                      + [c_float, c_int],
+    "latent_decode": [c_void_p, c_int64] + _POINTER * 3 + [c_int64] + _POINTER * 2 + [c_int64]
+                     + [c_int] * 5 + [c_float, c_int],
+    "chunk_tables": [c_void_p, c_int64, c_int64, c_void_p] + [c_int64] * 4
+                    + [c_void_p, c_int64, c_void_p],
+    "cut_gelu_mul": _POINTER * 2 + [c_int64, c_int, c_float, c_float, c_int],
+    "as_large": _POINTER * 3 + [c_int64, c_int, c_int],
     "widen_pages": [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int],
     "turn_heads_wide": _POINTER * 3 + [c_int64, c_int, c_int, c_int],
     "map_numbers": _POINTER * 3 + [c_int64, c_int],
@@ -82,9 +87,16 @@ SIGNATURES = {
     "gguf_pack": _POINTER * 2 + [c_int64] * 2 + _POINTER * 2 + [c_int],
     "grouped_linear": _POINTER * 5 + [c_int64, c_int, c_void_p, c_int64, c_int],
     "grouped_linear_int8": _POINTER * 6 + [c_int64, c_int, c_void_p, c_int64, c_int],
-    "grouped_experts": _POINTER * 2 + [c_int64] + _POINTER * 3 + [c_int64] + _POINTER * 3
-                       + [c_int64, c_int],
-    "sigmoid_floats": [c_void_p, c_int64, c_int],
+    "choose_experts": [c_void_p, c_int64, c_int, c_int64] + [c_int] * 7 + [c_void_p]
+                      + [c_float] * 3 + _POINTER * 2 + [c_int],
+    "group_rows": [c_void_p] + [c_int64] * 3 + _POINTER * 4,
+    "expert_plan": [c_void_p, c_int64] + _POINTER * 3 + [c_int],
+    "expert_packed": [c_void_p, c_int64] + _POINTER * 5 + [c_int] * 2,
+    "expert_grouped": [c_void_p, c_int64] + _POINTER * 5
+                      + [c_int, c_void_p, c_int64, c_void_p, c_int],
+    "expert_combine": _POINTER * 4 + [c_int64] + [c_int] * 3,
+    "clamped_swiglu": _POINTER * 2 + [c_int64, c_int, c_float, c_float, c_int],
+    "gate_rows": _POINTER * 2 + [c_int64] + _POINTER * 2 + [c_int64, c_int, c_int],
     "strided": [c_int64] + _POINTER * 3 + [c_int64] * 16 + [c_float],
     "move_rows": [c_void_p, c_int64] + _POINTER * 2 + [c_int64] * 3 + [c_int],
     "sigmoid_mul": _POINTER * 3 + [c_int64],

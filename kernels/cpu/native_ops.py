@@ -12,13 +12,12 @@ from torch import Tensor
 
 from actorium.kernels.cpu.attention_native import address_of
 from actorium.kernels.cpu.column_parts import LongLinear, can_split, leaf_linear
+from actorium.kernels.cpu.experts_native import choose_experts, combine_rows, native_experts
 from actorium.kernels.cpu.grouped_native import (
     GroupedMemory,
     NativeGrouped,
     NativeGroupedGated,
     can_group,
-    combine_rows,
-    one_call,
 )
 from actorium.kernels.cpu.latent_native import NativeHeads, SplitLinear, split_floats
 from actorium.kernels.cpu.tower_native import NativeTowerOps, NumberMap, number_table
@@ -39,10 +38,17 @@ from actorium.kernels.linear import (
     padded_columns,
 )
 from actorium.kernels.reference.activation import NO_ALPHAS, Alphas
-from actorium.kernels.reference.experts import EachExpert, ExpertProducts, Experts, combine
+from actorium.kernels.reference.experts import (
+    Choice,
+    EachExpert,
+    ExpertProducts,
+    Experts,
+    UngatedProducts,
+    combine,
+)
 from actorium.kernels.reference.kv import write_kv
 from actorium.kernels.reference.torch_ops import TorchOps
-from actorium.kernels.scaled_linear import EXACT_COLUMNS, is_packed
+from actorium.kernels.scaled_linear import EXACT_COLUMNS, is_packed, to_form
 from actorium.kernels.tower_ops import TowerOps
 
 SMALL_WEIGHT = 4 << 20
@@ -143,16 +149,22 @@ class NativeOps(TorchOps):
             return super().head_products(weight)
         return NativeHeads(weight, self.lib, self.threads, self.scratch)
 
-    def sigmoid(self, x: Tensor) -> Tensor:
-        self.lib.sigmoid_floats(x.data_ptr(), x.numel(), self.threads)
-        return x
-
     def experts_of(self, own: Sequence[ExpertProducts]) -> Experts:
-        joined = one_call([each.gate_up for each in own], [each.down for each in own])
+        joined = native_experts([each.gate_up for each in own], [each.down for each in own], [],
+                                self.lib, self.threads, self.scratch)
         return EachExpert(own, self.combine) if joined is None else joined
 
-    def each_expert(self, own: Sequence[Callable[[Tensor], Tensor]]) -> Experts:
-        return EachExpert(own, self.combine)
+    def ungated_experts(self, own: Sequence[UngatedProducts]) -> Experts:
+        joined = native_experts([each.up for each in own], [each.down for each in own],
+                                [each.activation for each in own], self.lib, self.threads,
+                                self.scratch)
+        return EachExpert(own, self.combine) if joined is None else joined
+
+    def choose_experts(self, logits: Tensor, bias: Tensor | None, choice: Choice,
+                       dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        if dtype is not torch.bfloat16 or logits.stride(1) != 1:
+            return super().choose_experts(logits, bias, choice, dtype)
+        return choose_experts(self.lib, self.threads, logits, bias, choice)
 
     def combine(self, weights: Tensor, outs: Tensor) -> Tensor:
         """See `reference.experts.combine`: of bf16 a row has the same bits among any others."""
@@ -220,6 +232,55 @@ class NativeOps(TorchOps):
     def sigmoid_mul(self, x: Tensor, gate: Tensor) -> Tensor:
         y, x, gate = torch.empty_like(gate), x.contiguous(), gate.contiguous()
         self.lib.sigmoid_mul(x.data_ptr(), gate.data_ptr(), y.data_ptr(), y.numel())
+        return y
+
+    def sigmoid_scale(self, y: Tensor, gate: Tensor) -> Tensor:
+        return self._gate_rows(y, gate, 0)
+
+    def gate_add(self, out: Tensor, y: Tensor, gate: Tensor) -> Tensor:
+        return self._gate_rows(y, gate, out.contiguous().data_ptr())
+
+    def _gate_rows(self, x: Tensor, gate: Tensor, add: int) -> Tensor:
+        """add: an address, or 0."""
+        x, y = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
+        self.lib.gate_rows(x.data_ptr(), gate.data_ptr(), gate.stride(0), add, y.data_ptr(),
+                           *x.shape, self.threads)
+        return y
+
+    def clamped_gated(self, linear: Linear, alpha: float, limit: float) -> Gated:
+        def gate(gate_up: Tensor) -> Tensor:
+            rows, width = gate_up.shape
+            y = gate_up.new_empty((rows, width // 2))
+            self.lib.clamped_swiglu(gate_up.data_ptr(), y.data_ptr(), rows, width // 2, alpha,
+                                    limit, self.threads)
+            return y
+
+        return Gated(linear, gate, lambda y, form: to_form(gate(y), form))
+
+    def turn(self, x: Tensor, rows: Tensor) -> Tensor:
+        """See `apply_rope`."""
+        y = torch.empty_like(x, memory_format=torch.contiguous_format).copy_(x)
+        count, heads, dim = y.shape
+        self.lib.rotate_write(y.data_ptr(), 0, rows.contiguous().data_ptr(), y.data_ptr(), 0,
+                              y.data_ptr(), count, heads, 0, dim, 0.0, self.threads)
+        return y
+
+    @functools.cached_property
+    def tanh(self) -> Callable[[Tensor], Tensor]:  # type: ignore[override]
+        return self.activation("tanh")
+
+    def cut_gelu_mul(self, gate_up: Tensor, deviations: float,  # type: ignore[override]
+                     width: int, summed: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        if summed is not None:
+            return super().cut_gelu_mul(gate_up, deviations, width, summed)
+        y = gate_up.new_empty((len(gate_up), gate_up.shape[1] // 2))
+        self.lib.cut_gelu_mul(gate_up.data_ptr(), y.data_ptr(), *y.shape, deviations, width,
+                              self.threads)
+        return y
+
+    def as_large(self, x: Tensor, as_of: Tensor) -> Tensor:  # type: ignore[override]
+        x, as_of, y = x.contiguous(), as_of.contiguous(), torch.empty(x.shape, dtype=x.dtype)
+        self.lib.as_large(x.data_ptr(), as_of.data_ptr(), y.data_ptr(), *x.shape, self.threads)
         return y
 
     def _gate(self, call: Callable[..., None], gate_up: Tensor) -> Tensor:

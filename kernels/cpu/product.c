@@ -118,6 +118,18 @@ void linear_heads(const struct packed *w, const bf16 *x, bf16 *y, int64_t rows, 
     }
 }
 
+void linear_heads_task(const struct packed *w, const bf16 *x, bf16 *y, int64_t rows, int64_t heads,
+                       int64_t head) {
+    int64_t panels = w->outs / PANEL / heads;
+    struct job j = {w, x + head * rows * w->ins, 0, 0, y, 0, OUT_BF16, 0, w->ins};
+    for (int64_t row = 0; row < rows; row += MAX_FEW) {
+        j.rows = rows - row < MAX_FEW ? rows - row : MAX_FEW;
+        product_few(&j, head * panels, (head + 1) * panels);
+        j.x += MAX_FEW * w->ins;
+        j.y = (bf16 *)j.y + MAX_FEW * w->outs;
+    }
+}
+
 /* --- a tree of sums ---------------------------------------------------------------------------- */
 
 /* A product whose columns are summed in parts, its leaves, which are added in a binary tree, all in
@@ -196,6 +208,11 @@ void linear_leaves(const struct leaves *l, const bf16 *x, const bf16 *bias, cons
 int linear_scratch(void) { return 0; }
 void linear_packed(void) {}
 void linear_heads(void) {}
+
+void linear_heads_task(const struct packed *w, const bf16 *x, bf16 *y, int64_t rows, int64_t heads,
+                       int64_t head) {
+    (void)w, (void)x, (void)y, (void)rows, (void)heads, (void)head;
+}
 void linear_leaves(void) {}
 
 int64_t linear_leaves_tasks(const struct leaves *l, int64_t rows, int threads) {

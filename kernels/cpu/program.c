@@ -276,6 +276,148 @@ static void run_delta_window(const union slot *a, int phase, int64_t task, int64
                       P(13), I(14), I(15), F(16), task);
 }
 
+static int64_t choice_tasks(const union slot *a, int phase) {
+    (void)phase;
+    return by_rows(L(3), I(17));
+}
+
+static void run_choice(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    struct choice c = {P(0), L(1), I(2), I(4), I(5), I(6), I(7), I(8), I(9), I(10), P(11), F(12), F(13),
+                       F(14), P(15), P(16)};
+    struct rows r = rows_of(L(3), task, tasks);
+    (void)phase;
+    choose_rows(&c, r.from, r.from + r.count);
+}
+
+static void run_group(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    (void)phase, (void)task, (void)tasks;
+    group_rows(P(0), L(1), L(2), L(3), P(4), P(5), P(6), P(7));
+}
+
+static void run_plan(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    (void)phase, (void)task, (void)tasks;
+    expert_plan(P(0), L(1), P(2), P(3), P(4), I(5));
+}
+
+static struct expert_call expert_of(const union slot *a) {
+    return (struct expert_call){P(0), L(1), P(2), P(3), P(4), P(5), P(6), I(7), I(8)};
+}
+
+static int64_t packed_experts(const union slot *a, int phase) {
+    struct expert_call c = expert_of(a);
+    (void)phase;
+    return expert_tasks(&c);
+}
+
+static void run_packed_experts(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    struct expert_call c = expert_of(a);
+    (void)phase, (void)tasks;
+    expert_task(&c, task);
+}
+
+static struct experts_call codes_of(const union slot *a) {
+    return (struct experts_call){P(0), L(1), P(2), P(3), P(4), P(5), P(6), I(7), I(11), P(8)};
+}
+
+static int64_t grouped_experts(const union slot *a, int phase) {
+    struct experts_call c = codes_of(a);
+    return experts_tasks(&c, P(10), phase);
+}
+
+static void run_grouped_experts(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    struct experts_call c = codes_of(a);
+    (void)tasks;
+    experts_task(&c, P(10), phase, task);
+}
+
+static int64_t combine_tasks(const union slot *a, int phase) {
+    (void)phase;
+    return by_rows(L(4), I(7));
+}
+
+static void run_combine(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    struct rows r = rows_of(L(4), task, tasks);
+    (void)phase;
+    for (int64_t t = r.from; t < r.from + r.count; t++)
+        combine_row(P(0), P(1), P(2), P(3), t, I(5), I(6));
+}
+
+static int64_t clamped_tasks(const union slot *a, int phase) {
+    (void)phase;
+    return by_rows(L(2), I(6));
+}
+
+static void run_clamped(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    struct rows r = rows_of(L(2), task, tasks);
+    (void)phase;
+    for (int64_t t = r.from; t < r.from + r.count; t++)
+        clamped_row((bf16 *)P(0) + t * 2 * I(3), (bf16 *)P(1) + t * I(3), I(3), F(4), F(5));
+}
+
+static int64_t gate_row_tasks(const union slot *a, int phase) {
+    (void)phase;
+    return by_rows(L(5), I(7));
+}
+
+static void run_gate_rows(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    struct rows r = rows_of(L(5), task, tasks);
+    (void)phase;
+    for (int64_t t = r.from; t < r.from + r.count; t++)
+        gated_row((bf16 *)P(0) + t * I(6), (bf16 *)P(1) + t * L(2), P(3) ? (bf16 *)P(3) + t * I(6) : 0,
+                  (bf16 *)P(4) + t * I(6), I(6));
+}
+
+static struct latent_decode latents_of(const union slot *a) {
+    return (struct latent_decode){P(0), L(1), P(2), P(3), P(4), L(5), P(6), P(7), L(8), I(9), I(10),
+                                  I(11), I(12), I(13), F(14), I(15)};
+}
+
+static int64_t latent_tasks(const union slot *a, int phase) {
+    struct latent_decode d = latents_of(a);
+    (void)phase;
+    return latent_decode_tasks(&d);
+}
+
+static void run_latents(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    struct latent_decode d = latents_of(a);
+    (void)phase, (void)tasks;
+    latent_decode_task(&d, task);
+}
+
+static int64_t head_tasks(const union slot *a, int phase) {
+    (void)phase;
+    return L(4);
+}
+
+static void run_heads(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    (void)phase, (void)tasks;
+    linear_heads_task(P(0), P(1), P(2), L(3), L(4), task);
+}
+
+static void run_chunks(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    (void)phase, (void)task, (void)tasks;
+    chunk_tables(P(0), L(1), L(2), P(3), L(4), L(5), L(6), L(7), P(8), L(9), P(10));
+}
+
+static void run_cut(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    struct rows r = rows_of(L(2), task, tasks);
+    (void)phase;
+    for (int64_t t = r.from; t < r.from + r.count; t++)
+        cut_row((bf16 *)P(0) + t * 2 * I(3), (bf16 *)P(1) + t * I(3), I(3), F(4), F(5));
+}
+
+static int64_t large_tasks(const union slot *a, int phase) {
+    (void)phase;
+    return by_rows(L(3), I(5));
+}
+
+static void run_large(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    struct rows r = rows_of(L(3), task, tasks);
+    (void)phase;
+    for (int64_t t = r.from; t < r.from + r.count; t++)
+        as_large_row((bf16 *)P(0) + t * I(4), (bf16 *)P(1) + t * I(4), (bf16 *)P(2) + t * I(4), I(4));
+}
+
 static int64_t mamba_tasks(const union slot *a, int phase) {
     return L(2) * (phase ? ((const int *)P(17))[1] : 1); /* sequences, or all their heads */
 }
@@ -374,6 +516,19 @@ static const struct kind kinds[] = {
     {"linear", 1, 0, run_linear},
     {"delta_step", 1, delta_tasks, run_delta_step},
     {"delta_window", 1, delta_tasks, run_delta_window},
+    {"choose_experts", 1, choice_tasks, run_choice},
+    {"group_rows", 1, one_task, run_group},
+    {"expert_plan", 1, one_task, run_plan},
+    {"expert_packed", 1, packed_experts, run_packed_experts},
+    {"expert_grouped", 2, grouped_experts, run_grouped_experts},
+    {"expert_combine", 1, combine_tasks, run_combine},
+    {"clamped_swiglu", 1, clamped_tasks, run_clamped},
+    {"gate_rows", 1, gate_row_tasks, run_gate_rows},
+    {"latent_decode", 1, latent_tasks, run_latents},
+    {"linear_heads", 1, head_tasks, run_heads},
+    {"chunk_tables", 1, one_task, run_chunks},
+    {"cut_gelu_mul", 1, clamped_tasks, run_cut},
+    {"as_large", 1, large_tasks, run_large},
     {"mamba_steps", 2, mamba_tasks, run_mamba},
     {"conv_steps", 1, conv_tasks, run_conv},
     {"scan_steps", 1, all_scans, run_scan},

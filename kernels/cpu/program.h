@@ -22,6 +22,11 @@ void gate_mul_int8(const bf16 *gate_up, int8_t *codes, float *scales, int64_t ro
 void rotate_write(bf16 *qkv, const bf16 *w, const bf16 *turns, void *pages, bf16 *scales,
                   const int64_t *index, int64_t rows, int heads, int kv_heads, int dim, float eps,
                   int threads);
+void chunk_tables(const int32_t *tables, int64_t stride, int64_t width, const int32_t *lens,
+                  int64_t rows, int64_t q_len, int64_t chunk, int64_t page, int32_t *own_tables,
+                  int64_t own_width, int32_t *own_lens);
+void cut_row(const bf16 *gate_up, bf16 *y, int dim, float deviations, float width);
+void as_large_row(const bf16 *x, const bf16 *as_of, bf16 *y, int dim);
 void gather_columns(const bf16 *x, int64_t x_stride, const int64_t *order, bf16 *y, int64_t rows,
                     int64_t columns);
 void move_rows(const uint8_t *x, int64_t x_stride, const int64_t *index, uint8_t *y, int64_t y_stride,
@@ -76,6 +81,29 @@ void paged_decode_task(const struct paged_decode *d, int64_t task);
 int64_t decode_exact_tasks(const struct paged_decode *d);
 void decode_exact_task(const struct paged_decode *d, int64_t task);
 
+/* Arguments of `latent_decode`. */
+struct latent_decode {
+    const bf16 *q;
+    int64_t q_stride;
+    const void *pages;
+    const bf16 *scales;
+    const int32_t *tables;
+    int64_t table_stride;
+    const int32_t *lens;
+    bf16 *out;
+    int64_t rows;
+    int q_len, heads, row, page_bits, window;
+    float scale;
+    int threads;
+};
+
+int64_t latent_decode_tasks(const struct latent_decode *d);
+void latent_decode_task(const struct latent_decode *d, int64_t task);
+
+/* `linear_heads` of one head. */
+void linear_heads_task(const struct packed *w, const bf16 *x, bf16 *y, int64_t rows, int64_t heads,
+                       int64_t head);
+
 /* `linear_packed` in tasks, as many as this says, whatever the threads. */
 int64_t linear_packed_tasks(const struct packed *w, int64_t rows, int threads);
 void linear_packed_task(const struct packed *w, const bf16 *x, const bf16 *bias, const bf16 *add,
@@ -104,6 +132,57 @@ struct grouped_call {
 /* Phase 0 quantises the input, phase 1 multiplies. All rows have room in scratch. */
 int64_t grouped_linear_tasks(const struct grouped_call *c, int phase);
 void grouped_linear_task(const struct grouped_call *c, int phase, int64_t task);
+
+/* Arguments of `choose_experts`, without the threads. */
+struct choice {
+    const void *logits;
+    int64_t stride;
+    int floats, experts, chosen, groups, chosen_groups, best, softmax, normalised;
+    const float *bias; /* or 0: on the scores, when experts are chosen */
+    float added, least, factor;
+    bf16 *weights;
+    int64_t *places;
+};
+
+void choose_rows(const struct choice *c, int64_t first, int64_t end);
+void group_rows(const int64_t *chosen, int64_t rows, int64_t each, int64_t experts, int64_t *sources,
+                int64_t *back, int64_t *starts, int64_t *active);
+
+/* Arguments of `expert_packed`. */
+struct expert_call {
+    const struct packed *const *w;
+    int64_t experts;
+    const int64_t *starts, *active;
+    const bf16 *x;
+    const bf16 *const *biases;
+    bf16 *y;
+    int kind, threads;
+};
+
+int64_t expert_tasks(const struct expert_call *c);
+void expert_task(const struct expert_call *c, int64_t task);
+
+/* Arguments of `expert_grouped`. */
+struct experts_call {
+    const struct grouped *const *w;
+    int64_t experts;
+    const int64_t *starts, *active;
+    const bf16 *x;
+    const bf16 *const *biases;
+    bf16 *y;
+    int kind, threads;
+    uint8_t *scratch;
+};
+
+void expert_plan(const struct grouped *const *w, int64_t experts, const int64_t *starts,
+                 const int64_t *active, int64_t *plan, int threads);
+int64_t experts_tasks(const struct experts_call *c, const int64_t *plan, int phase);
+void experts_task(const struct experts_call *c, const int64_t *plan, int phase, int64_t task);
+
+void combine_row(const bf16 *weights, const bf16 *outs, const int64_t *back, bf16 *y, int64_t t,
+                 int chosen, int dim);
+void clamped_row(const bf16 *gate_up, bf16 *y, int dim, float alpha, float limit);
+void gated_row(const bf16 *x, const bf16 *gate, const bf16 *add, bf16 *y, int dim);
 
 int64_t delta_window_tasks(int64_t rows, const int *sizes);
 void delta_window_task(const bf16 *p, int64_t stride, const int64_t *slots, bf16 *columns,

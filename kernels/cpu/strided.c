@@ -111,3 +111,19 @@ void gather_columns(const bf16 *x, int64_t x_stride, const int64_t *order, bf16 
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < columns; c++) y[r * columns + c] = x[r * x_stride + order[c]];
 }
+
+/* Page tables and lengths of rows that see no further back than their own chunk of so many tokens, each
+ * of the q_len rows of a sequence by itself: see `forward_context.within_chunks`. */
+void chunk_tables(const int32_t *tables, int64_t stride, int64_t width, const int32_t *lens,
+                  int64_t rows, int64_t q_len, int64_t chunk, int64_t page, int32_t *own_tables,
+                  int64_t own_width, int32_t *own_lens) {
+    for (int64_t r = 0; r < rows * q_len; r++) {
+        int64_t seen = lens[r / q_len] + 1 - q_len + r % q_len, last = seen > 1 ? seen - 1 : 0;
+        for (int64_t c = 0; c < own_width; c++) {
+            int64_t column = last / chunk * (chunk / page) + c;
+            own_tables[r * own_width + c] =
+                tables[r / q_len * stride + (column < width ? column : width - 1)];
+        }
+        own_lens[r] = (int32_t)(last % chunk + 1);
+    }
+}

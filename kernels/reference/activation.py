@@ -17,6 +17,8 @@ Alphas = tuple[float, float]
 NO_ALPHAS = (0.0, 0.0)
 BETA, EPS = 0.5, -1e-6
 """Of xIELU: no config changes them."""
+LEAST_SQUARE = 1e-5
+"""Of a row's mean square, in `as_large`."""
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -32,19 +34,37 @@ def gelu_mul(gate_up: Tensor) -> Tensor:
 
 
 def activate(x: Tensor, kind: str, alphas: Alphas = NO_ALPHAS) -> Tensor:
-    """The activation of each number. kind: of `ACTIVATIONS`, or "xielu", with its alphas."""
+    """The activation of each number. kind: of `ACTIVATIONS`, "tanh", or "xielu" with its alphas."""
     if kind != "xielu":
-        return ACTIVATIONS[kind](x)
+        return x.tanh() if kind == "tanh" else ACTIVATIONS[kind](x)
     wide = x if x.dtype is torch.float64 else x.float()
     below = (wide.clamp(max=EPS).expm1() - wide) * alphas[1]
     return (torch.where(wide > 0, alphas[0] * wide * wide, below) + BETA * wide).to(x.dtype)
 
 
-def clamped_swiglu(gate_up: Tensor, alpha: float, limit: float,
-                   sigmoid: Callable[[Tensor], Tensor] = Tensor.sigmoid_) -> Tensor:
+def clamped_swiglu(gate_up: Tensor, alpha: float, limit: float) -> Tensor:
     """gate * sigmoid(alpha * gate) * (up + 1), where gates are at most `limit` and ups between
     -limit and limit (GPT-OSS), in fp32 and rounded once. gate_up: [T, 2I], gate first -> [T, I].
-    sigmoid: see `TorchOps.sigmoid`."""
+    """
     gate, up = gate_up.float().chunk(2, dim=-1)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-    return ((up + 1) * gate * sigmoid((alpha * gate).contiguous())).to(gate_up.dtype)
+    return ((up + 1) * gate * (alpha * gate).sigmoid()).to(gate_up.dtype)
+
+
+def cut_gelu_mul(gate_up: Tensor, deviations: float, width: int,
+                 summed: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """`gelu_mul` of the gates of a row that are so many deviations above its mean, in fp32 and
+    rounded once; others count as 0. gate_up: [T, 2I]; width: gates of all ranks; summed: over the
+    ranks, where there are several."""
+    gate, up = gate_up.float().chunk(2, 1)
+    sums = torch.stack((gate.sum(1), gate.square().sum(1)), 1)
+    sums = sums if summed is None else summed(sums)
+    mean, square = (sums / width).unsqueeze(2).unbind(1)
+    limit = mean + (square - mean.square()).clamp(min=0).sqrt() * deviations
+    return (F.gelu(F.relu(gate - limit), approximate="tanh") * up).to(gate_up.dtype)
+
+
+def as_large(x: Tensor, as_of: Tensor) -> Tensor:
+    """x, by rows with the mean square of `as_of`. Both [T, K]."""
+    wanted = as_of.square().mean(-1, keepdim=True).sqrt()
+    return x * wanted / x.square().mean(-1, keepdim=True).clamp(min=LEAST_SQUARE).sqrt()

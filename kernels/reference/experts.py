@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actorium.kernels.inputs import Input, InputForm, plain
-from actorium.kernels.linear import Gated
+from actorium.kernels.linear import Gated, Linear
 from actorium.kernels.reference.activation import clamped_swiglu
 
 
@@ -43,6 +43,38 @@ def route_groups(
         biased = biased.masked_fill(closed.unsqueeze(-1), -torch.inf)
     experts = biased.flatten(1).topk(chosen, -1).indices
     return scores.gather(1, experts), experts
+
+
+class Choice(NamedTuple):
+    """How a row's experts are chosen by a router's scores."""
+
+    chosen: int
+    normalised: bool = False
+    """Weights add up to `factor`."""
+    groups: int = 1
+    chosen_groups: int = 1
+    best: int = 2
+    """See `route_groups`, as of the last two."""
+    softmax: bool = False
+    """Scores are probabilities; else sigmoids."""
+    added: float = 1e-20
+    """To the sum that weights are divided by."""
+    least: float = 0.0
+    """Of that sum."""
+    factor: float = 1.0
+    """On the weights."""
+
+
+def choose(logits: Tensor, bias: Tensor | None, choice: Choice) -> tuple[Tensor, Tensor]:
+    """f32[T, chosen] weights, i64[T, chosen] experts. logits: f32[T, E], which may be overwritten;
+    bias: f32[E] on the scores, when experts are chosen."""
+    scores = logits.softmax(-1) if choice.softmax else logits.sigmoid_()
+    weights, experts = route_groups(scores, bias, choice.groups, choice.chosen_groups,
+                                    choice.chosen, choice.best)
+    if choice.normalised:
+        total = weights.sum(-1, keepdim=True) + choice.added
+        weights = weights / (total.clamp_min(choice.least) if choice.least else total)
+    return weights * choice.factor, experts
 
 
 class Experts(ABC):
@@ -88,6 +120,25 @@ class ExpertProducts(Protocol):
     @property
     def down(self) -> object:
         """A `Linear`, or what has one."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [n, H] -> [n, H]."""
+
+
+class UngatedProducts(Protocol):
+    """The same of one without a gate."""
+
+    @property
+    def up(self) -> Linear:
+        """Its first product."""
+
+    @property
+    def down(self) -> object:
+        """See `ExpertProducts`."""
+
+    @property
+    def activation(self) -> Callable[[Tensor], Tensor]:
+        """Between them."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [n, H] -> [n, H]."""

@@ -20,7 +20,9 @@ from actorium.kernels.reference.activation import (
     NO_ALPHAS,
     Alphas,
     activate,
+    as_large,
     clamped_swiglu,
+    cut_gelu_mul,
     gelu_mul,
     silu_mul,
 )
@@ -29,10 +31,13 @@ from actorium.kernels.reference.causal_conv import conv_extend, conv_step, conv_
 from actorium.kernels.reference.delta_rule import delta_extend
 from actorium.kernels.reference.delta_window import DeltaLayer, delta_window
 from actorium.kernels.reference.experts import (
+    Choice,
     EachExpert,
     ExpertExtras,
     ExpertProducts,
     Experts,
+    UngatedProducts,
+    choose,
 )
 from actorium.kernels.reference.gated_norm import gated_norm, norm_gated
 from actorium.kernels.reference.kda import kda_extend, kda_step
@@ -113,7 +118,7 @@ class TorchOps:
     def clamped_gated(self, linear: Linear, alpha: float, limit: float) -> Gated:
         """`clamped_swiglu` of a product that gives gate and then up."""
         def gate(y: Tensor) -> Tensor:
-            return clamped_swiglu(y, alpha, limit, self.sigmoid)
+            return clamped_swiglu(y, alpha, limit)
 
         return Gated(linear, gate, lambda y, form: to_form(gate(y), form))
 
@@ -145,9 +150,15 @@ class TorchOps:
         """Experts of which each has its products from this backend already."""
         return EachExpert(own)
 
-    def each_expert(self, own: Sequence[Callable[[Tensor], Tensor]]) -> Experts:
-        """Experts of any kind, one after the other."""
+    def ungated_experts(self, own: Sequence[UngatedProducts]) -> Experts:
+        """The same of experts without a gate."""
         return EachExpert(own)
+
+    def choose_experts(self, logits: Tensor, bias: Tensor | None, choice: Choice,
+                       dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """See `reference.experts.choose`; weights in this dtype."""
+        weights, experts = choose(logits, bias, choice)
+        return weights.to(dtype), experts
 
     def squared_experts(self, up: Tensor, down: Tensor) -> Experts:
         """Experts without a gate, whose activation is the square of what is above 0. up: [E, I, H];
@@ -179,8 +190,8 @@ class TorchOps:
     def add_rms_norm_quant(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float,
                            form: InputForm) -> tuple[Quantised, Tensor]:
         """`add_rms_norm`, its norm quantised like that of `rms_norm_quant`. x, residual: [T, K]."""
-        normed, total = self.add_rms_norm(x, residual, weight, eps)
-        return to_form(normed, form), total
+        total = x + residual
+        return self.rms_norm_quant(total, weight, eps, form), total
 
     def norm_for(self, x: Tensor, weight: Tensor, eps: float, product: Linear | Gated) -> Input:
         """The norm of x as the only product that takes it had better be given it: see
@@ -204,9 +215,13 @@ class TorchOps:
         """x * sigmoid(gate). x: [T, N]; gate: like x, perhaps overwritten."""
         return x * gate.sigmoid_()
 
-    def sigmoid(self, x: Tensor) -> Tensor:
-        """sigmoid(x), in place. x: f32, contiguous."""
-        return x.sigmoid_()
+    def sigmoid_scale(self, y: Tensor, gate: Tensor) -> Tensor:
+        """y * sigmoid(gate), a number a row. y: [T, K]; gate: [T, 1]."""
+        return y * gate.sigmoid()
+
+    def gate_add(self, out: Tensor, y: Tensor, gate: Tensor) -> Tensor:
+        """out + y * sigmoid(gate), perhaps in the memory of `out`. out, y: [T, K]; gate: [T, 1]."""
+        return out.addcmul_(gate.sigmoid(), y)
 
     def silu_mul_quant(self, gate_up: Tensor, form: InputForm) -> Quantised:
         """`silu_mul`, rounded to its dtype, then quantised to 8 bits in this form; not `plain`.
@@ -234,6 +249,15 @@ class TorchOps:
         normed = qk if norm is None else rms_norm(qk, norm, eps)
         qk.copy_(apply_rope(normed, rope))
         write_kv(pages, qkv[:, heads:], index, scales)
+
+    turn = staticmethod(apply_rope)
+
+    def tanh(self, x: Tensor) -> Tensor:
+        """tanh(x). x: [T, N]."""
+        return x.float().tanh().to(x.dtype)
+
+    cut_gelu_mul = staticmethod(cut_gelu_mul)
+    as_large = staticmethod(as_large)
 
     # --- recurrent layers ------------------------------------------------------------------------
 

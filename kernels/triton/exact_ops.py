@@ -8,14 +8,19 @@ work row by row anyway.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from actorium.kernels.fp4_weights import Fp4Weight
 from actorium.kernels.linear import Gated, Linear
-from actorium.kernels.reference.experts import ExpertExtras, ExpertProducts, Experts
+from actorium.kernels.reference.experts import (
+    ExpertExtras,
+    ExpertProducts,
+    Experts,
+    UngatedProducts,
+)
 from actorium.kernels.scaled_linear import has_products, is_packed
 from actorium.kernels.triton.exact_experts import ExactExperts
 from actorium.kernels.triton.exact_product import ExactLinear, fits_exactly
@@ -73,9 +78,9 @@ class ExactTritonOps(TritonOps):
         self.inexact.add("experts without a gate")
         return super().squared_experts(up, down)
 
-    def each_expert(self, own: Sequence[Callable[[Tensor], Tensor]]) -> Experts:
+    def ungated_experts(self, own: Sequence[UngatedProducts]) -> Experts:
         self.inexact.add("experts without a gate")
-        return super().each_expert(own)
+        return super().ungated_experts(own)
 
     def experts_of(self, own: list[ExpertProducts]) -> Experts:  # type: ignore[override]
         self.inexact.add("experts, whose rows are shared out among products, and summed, by torch")

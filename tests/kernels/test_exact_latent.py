@@ -14,7 +14,8 @@ from torch import Tensor
 from actorium.gpu.attention.attention_backend import NativeAttention, TorchAttention
 from actorium.kernels.cpu.latent_native import split_floats
 from actorium.kernels.cpu.native_ops import NativeOps
-from actorium.kernels.reference.experts import route_groups
+from actorium.kernels.reference.experts import Choice
+from actorium.kernels.reference.experts import choose as reference_choose
 from actorium.kernels.reference.kv import quantise_rows
 from actorium.kernels.reference.latent import HeadProducts
 
@@ -130,17 +131,36 @@ def test_the_choice_of_experts(ops: NativeOps, columns: int, number: int, wide: 
     want = x.double() @ router.double().t()
     assert own.wide(x).dtype is torch.float32
     assert (own.wide(x) - want).abs().max() < 3e-5
-    assert (ops.sigmoid(own.wide(x)) - want.sigmoid()).abs().max() < 3e-5
     by_rows(own.wide, x, (2, 17, 32, 33, 133))
-    by_rows(lambda x: ops.sigmoid(own.wide(x)), x, (2, 17, 33, 133))
     bias = torch.randn(number).mul_(0.2)
     for chosen in (2, 3, 6, 8):
-        def choose(x: Tensor, chosen: int = chosen) -> Tensor:
-            scores = ops.sigmoid(own.wide(x))
-            weights, experts = route_groups(scores, bias, 4, 2, min(chosen, number // 2))
-            return torch.cat((weights / (weights.sum(-1, keepdim=True) + 1e-20), experts), 1)
+        choice = Choice(min(chosen, number // 2), True, 4, 2)
+
+        def choose(x: Tensor, choice: Choice = choice) -> Tensor:
+            return torch.cat(ops.choose_experts(own.wide(x), bias, choice, torch.bfloat16), 1)
 
         by_rows(choose, x, (2, 33, 133))
+
+
+@pytest.mark.parametrize("choice", [
+    Choice(3, True, softmax=True, added=0.0), Choice(4, softmax=True), Choice(6, True),
+    Choice(5, True, 8, 3, 2, factor=2.5), Choice(2, True, 4, 1, 1, softmax=True, least=0.9),
+    Choice(1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_same_experts_as_by_torch(ops: NativeOps, choice: Choice, dtype: torch.dtype) -> None:
+    """Where no two are alike; of equal ones the first is chosen, of such as are no numbers the
+    last."""
+    bias = torch.randn(64).mul_(0.2) if not choice.softmax else None
+    scores = torch.stack([torch.randperm(64) for _ in range(40)]).float() / 9 - 3
+    logits = scores.to(dtype)[:, :64]
+    weights, experts = ops.choose_experts(logits, bias, choice, torch.bfloat16)
+    want, those = reference_choose(logits.double(), bias, choice)
+    assert torch.equal(experts, those)
+    torch.testing.assert_close(weights.double(), want, rtol=2 ** -8, atol=0)
+    alike = torch.zeros(1, 64)
+    alike[0, ::2] = torch.nan
+    _, experts = ops.choose_experts(alike, None, Choice(40), torch.bfloat16)
+    assert experts.unique().numel() == 40 and experts.max() < 64
 
 
 def test_a_weight_in_f32_is_the_sum_of_its_parts() -> None:

@@ -6,7 +6,6 @@ import ctypes
 import math
 import os
 from collections.abc import Iterator
-from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -27,9 +26,7 @@ from actorium.kernels.cpu.grouped_native import (
     NativeGrouped,
     NativeGroupedGated,
     can_group,
-    combine_rows,
     layout_bytes,
-    one_call,
 )
 from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.grouped_rows import (
@@ -45,7 +42,6 @@ from actorium.kernels.grouped_rows import (
     pack_rows,
     quantise_grouped,
 )
-from actorium.kernels.reference.experts import EachExpert
 
 pytestmark = pytest.mark.usefixtures("all_threads")
 BF16 = torch.bfloat16
@@ -321,25 +317,6 @@ def test_weights_lie_one_behind_the_other() -> None:
         part.fill_(7)
     assert parts[1].data_ptr() - parts[0].data_ptr() == 128
     assert all((part == 7).all() for part in parts[:3])
-
-
-@pytest.mark.parametrize("rows", [1, 2, 9, 150])
-@pytest.mark.parametrize("scratch_bytes", [1 << 20, 6000])
-def test_experts_in_one_call_have_the_bits_of_each(lib: ctypes.CDLL, rows: int,
-                                                   scratch_bytes: int) -> None:
-    memory, form, number = GroupedMemory(scratch_bytes), RowFormat(4, 32, True), 7
-    stacked = [quantise_grouped(rand(192, 128, seed=e) * 0.1, form) for e in range(number)]
-    downs = [quantise_grouped(rand(128, 96, seed=9 + e), form) for e in range(number)]
-    gate_up = [NativeGroupedGated(pack_rows(own), None, lib, 2, memory) for own in stacked]
-    down = [NativeGrouped(pack_rows(own), None, lib, 2, memory) for own in downs]
-    joined = one_call(gate_up, down)
-    assert joined is not None
-    each = EachExpert([lambda x, g=g, d=d: d(g(x)) for g, d in zip(gate_up, down, strict=True)],
-                      partial(combine_rows, lib, 2))
-    x, scores = rand(rows, 128, seed=30).to(BF16), rand(rows, number - 1, seed=31)
-    weights, chosen = scores.softmax(-1).topk(3, -1)  # the last expert has no row
-    weights = weights.to(BF16)
-    assert torch.equal(joined(x, weights, chosen), each(x, weights, chosen))
 
 
 def test_ops_choose_these_kernels() -> None:

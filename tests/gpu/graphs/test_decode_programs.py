@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from helpers_configs import SMALL
 from helpers_graphs import played, told
 from helpers_kinds import write_kind
 from helpers_models import write_checkpoint
 from helpers_pairs import pairs
 from helpers_speculation import make_runner
-from helpers_toys import write_toy
+from helpers_toys import FIRST, write_toy
 from helpers_worker import CPU, Output
 
 from actorium.actors.config.sources import from_kwargs
@@ -43,6 +44,8 @@ PROMPTS = [[3, 14, 15, 92], [65], list(range(40, 75)), [8, 97, 9, 3, 2], [7] * 1
 PARAMS = [ResolvedParams(max_tokens=30, temperature=0.0, logprobs=2), ResolvedParams(max_tokens=9),
           ResolvedParams(max_tokens=22, temperature=1.3, top_k=20, top_p=0.9),
           ResolvedParams(max_tokens=70, temperature=0.0)]
+WIDTHS = ("hidden_size", "intermediate_size", "moe_intermediate_size",
+          "shared_expert_intermediate_size")
 LIB = library()
 ORDER, COUNTS = torch.tensor([1, 0]), torch.zeros(256, dtype=torch.int64)
 pytestmark = pytest.mark.skipif(LIB is None, reason="no compiler")
@@ -51,7 +54,9 @@ pytestmark = pytest.mark.skipif(LIB is None, reason="no compiler")
 def native_model(path: Path, kind: str, quantization: str, pages: str) -> Any:
     """kind: of `helpers_kinds`, or a class."""
     if kind in ARCHITECTURES:
-        write_toy(path, kind, torch.bfloat16)
+        given = {**SMALL, **FIRST[kind]}  # codes are of 32 columns at a time
+        write_toy(path, kind, torch.bfloat16, **{
+            name: 64 for name in WIDTHS if given.get(name) and quantization != "auto"})
     else:
         write_kind(path, kind)
     config = Config(model=ModelConfig(max_model_len=128, dtype="bfloat16",
@@ -112,7 +117,13 @@ def compare(model: Any, number: int = 10, drafts: int = 0,
            ["auto", "int4", "int8"]),
     ("scaled-queries", "auto"), ("norm-behind-rope", "auto"), ("capped", "auto"),
     ("shared-pages", "auto"), ("MptForCausalLM", "auto"), ("Lfm2ForCausalLM", "auto"),
-    ("FalconH1ForCausalLM", "auto"), ("FalconMambaForCausalLM", "auto")])
+    ("FalconH1ForCausalLM", "auto"), ("experts", "auto"), ("latent", "auto"), ("chunks", "auto"),
+    ("GptOssForCausalLM", "auto"), ("Gemma3nForCausalLM", "auto"),
+    *(pytest.param(kind, quantization, marks=pytest.mark.slow) for kind, quantization in [
+        ("Qwen3MoeForCausalLM", "int4"), ("GptOssForCausalLM", "int4"),
+        ("KimiLinearForCausalLM", "auto"), ("FalconMambaForCausalLM", "auto"),
+        ("NemotronHForCausalLM", "auto"), ("Gemma4ForCausalLM", "auto"),
+        ("Qwen2MoeForCausalLM", "int8"), ("sparse", "auto")])])
 def test_the_same_bits(make: Callable[..., Any], kind: str, quantization: str) -> None:
     runner, _ = compare(make(kind, quantization))
     assert runner.segments is not None and runner.segments.replays > 20
@@ -143,11 +154,11 @@ def test_preemptions_and_aborts(make: Callable[..., Any], kind: str) -> None:
     assert runner.segments is not None and runner.segments.replays > 10
 
 
-@pytest.mark.parametrize("kind", ["experts", "latent"])
-def test_what_is_not_all_in_c_runs_as_before(make: Callable[..., Any], kind: str,
+def test_what_is_not_all_in_c_runs_as_before(make: Callable[..., Any],
                                              caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
-        runner, _ = compare(make(kind), 4)
+        runner, _ = compare(make("llama", "auto", "fp8_e4m3"), 4,
+                            sizes={"kv_dtype": torch.float8_e4m3fn})
     assert runner.segments is not None and runner.segments.replays == 0
     assert runner.served["program"] == 0
     assert "has no kernel in C" in caplog.text

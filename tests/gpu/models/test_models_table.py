@@ -77,8 +77,8 @@ def exact(path: Path, architecture: str) -> Cell:
 
 
 def program(path: Path, architecture: str) -> Cell:
-    """In bfloat16 on a CPU: decode steps are one call of C each, with the bits of steps that are run
-    operation by operation."""
+    """In bfloat16 on a CPU: decode steps are one call of C each, with the bits of steps that are
+    run operation by operation."""
     write_toy(path, architecture, torch.bfloat16)
     opened = open_device(opened_config(path, dtype="bfloat16"), 1, lambda *_: None, {}, LoneRank())
     if opened.runner.segments is None:
