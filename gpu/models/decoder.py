@@ -215,7 +215,7 @@ class LoadedModel(ABC):
         s, plan, chosen = self.shape, NO_ATTENTION, None
         if s.index is not None:
             chosen = ChosenTokens(batch, pool.page_size, s.index.chosen, s.attention_scale,
-                                  self.attention.decode)
+                                  self.attention.decode, self.ops.token_scores)
         elif s.attention_layers:
             plan = plan_attention(batch, pool.page_size, window, s.attention_scale, self.attention,
                                   s.attention_cap, s.chunked, self.slopes)

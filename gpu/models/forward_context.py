@@ -19,7 +19,12 @@ from actorium.gpu.step.states import LayerStates
 from actorium.kernels.cpu.delta_native import Runs, plan_runs
 from actorium.kernels.ragged import Ragged, plan_ragged
 from actorium.kernels.reference.paged_attention import Attend
-from actorium.kernels.reference.token_choice import Rows, TokenChoice, choose
+from actorium.kernels.reference.token_choice import (
+    Rows,
+    ScoreTokens,
+    TokenChoice,
+    choose,
+)
 
 
 class GroupContext(NamedTuple):
@@ -214,6 +219,7 @@ class ChosenTokens:
     """Tokens that a row attends to, at most."""
     scale: float
     decode: AttentionBackend
+    score: ScoreTokens
     last: TokenChoice | None = field(default=None, init=False)
     """Of the layer before, of all rows."""
 
@@ -223,7 +229,7 @@ class ChosenTokens:
         for rows in self._rows():
             end = first + len(rows.lens) * rows.q_len
             parts.append(choose(q[first:end], weights[first:end], keys, rows, self.page_size,
-                                self.count))
+                                self.count, self.score))
             first = end
         width = max(part.tokens.shape[1] for part in parts)
         # Beyond its length, a row's first token again.
@@ -235,7 +241,8 @@ class ChosenTokens:
     def choose_few(self, q: Tensor, weights: Tensor, keys: Tensor, rows: Tensor) -> TokenChoice:
         """Of those rows of the step alone, which `q` and `weights` are of."""
         pages, lens, span = rows_alone(self.batch, self.page_size, rows)
-        return choose(q, weights, keys, Rows(pages, lens, span, 1), self.page_size, self.count)
+        return choose(q, weights, keys, Rows(pages, lens, span, 1), self.page_size, self.count,
+                      self.score)
 
     def attend(self, choice: TokenChoice, q: Tensor, pages: Tensor, out: Tensor | None,
                scales: Tensor | None) -> Tensor:

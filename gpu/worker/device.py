@@ -107,12 +107,11 @@ def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[s
         report("warming", "first steps")
         meter = _warm_up(config, runner, footprint, report, group)
     graphs = capture_graphs(config, runner, footprint, report, seconds)
-    if device.type == "cpu" and not any(graphs):
-        graphs = capture_programs(config, runner, footprint, meter, report)
+    programs = partial(capture_programs, config, runner, footprint)
     with _timed(seconds, "exact"):
-        exact = settle(config, runner, files)
-    if exact.switched and graphs.programs:  # these are of the exact kernels
-        graphs = capture_programs(config, runner, footprint, meter, report)
+        exact = settle(config, runner, files, lambda: programs(None, report))
+    if device.type == "cpu" and not any(graphs):
+        graphs = programs(meter, report)
     info = summarize(config, model, runner, plan, footprint, graphs, exact, _device_name(device))
     disk = open_tiers(runner, config, info, model.shape, epoch, group.place)
     if runner.staging is not None:

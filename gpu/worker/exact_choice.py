@@ -43,6 +43,7 @@ from actorium.kernels.cpu.delta_native import NativeDelta
 from actorium.kernels.cpu.native_library import cache_folder, library, processor_facts
 from actorium.kernels.cpu.native_ops import NativeOps
 
+Call = Callable[[], Any]
 FORMAT = 1
 """Of the file: what it says means something else with every other number."""
 LIMIT = 3.0
@@ -118,12 +119,11 @@ class Settled(NamedTuple):
     """What the start says."""
     inexact: str
     """Why not everything is exact; "": it is."""
-    switched: bool = False
-    """Kernels go another way than when the model was loaded."""
 
 
-def settle(config: Config, runner: ModelRunner, exact: ExactFiles) -> Settled:
-    """Decides on `--exact auto`, and lets the kernels go that way. All ranks call this."""
+def settle(config: Config, runner: ModelRunner, exact: ExactFiles, capture: Call) -> Settled:
+    """Decides on `--exact auto`, and lets the kernels go that way. All ranks call this, before any
+    programs are captured; capture: does that, for steps that are measured."""
     asked, model = config.device.exact, runner.model
     assert isinstance(model, LoadedModel)
     (files, choice, _), why = exact, ""
@@ -131,15 +131,16 @@ def settle(config: Config, runner: ModelRunner, exact: ExactFiles) -> Settled:
         why = "; ".join(departures(model, asked))
     if asked != "auto":
         return Settled(asked, why)
-    if why or files is None:
-        return Settled(f"off here: {why}", why, set_exact(model, False))
-    choice = choice or _chosen(config, exact, files, runner)
-    if lost := _lost(files, choice, model.group):
-        why = f"its choice cannot be kept for the worker's successors: {lost}"
-        return Settled(f"off here: {why}", why, set_exact(model, False))
-    if choice.on:
-        return Settled(choice.text, "")
-    return Settled(choice.text, "exact is off here, --exact on", set_exact(model, False))
+    if not why and files is not None:
+        choice = choice or _chosen(config, exact, files, runner, capture)
+        if lost := _lost(files, choice, model.group):
+            why = f"its choice cannot be kept for the worker's successors: {lost}"
+        elif choice.on:
+            return Settled(choice.text, "")
+    set_exact(model, False)
+    if why or choice is None:
+        return Settled(f"off here: {why}", why)
+    return Settled(choice.text, "exact is off here, --exact on")
 
 
 def _lost(files: ChoiceFiles, choice: ExactChoice, group: RankGroup) -> str:
@@ -175,8 +176,8 @@ def exact_files(config: Config, shape: ModelShape, epoch: int, group: RankGroup,
     return ExactFiles(files, _shared(choice, files, group), epoch)
 
 
-def _chosen(config: Config, exact: ExactFiles, files: ChoiceFiles, runner: ModelRunner
-            ) -> ExactChoice:
+def _chosen(config: Config, exact: ExactFiles, files: ChoiceFiles, runner: ModelRunner,
+            capture: Call) -> ExactChoice:
     """The choice by measuring, of ranks the first one's; remembered for other engines."""
     model, choice = runner.model, None
     assert isinstance(model, Decoder)
@@ -184,7 +185,9 @@ def _chosen(config: Config, exact: ExactFiles, files: ChoiceFiles, runner: Model
         percent = forced[min(exact.epoch, len(forced)) - 1]
         costs = [Cost("as forced", percent, percent)]
     else:
+        capture()
         costs = measured_costs(runner, config.scheduler.max_num_batched_tokens)
+        runner.segments = None  # they are of the exact kernels
     if model.group.place.rank == 0:
         choice = files.remember(by_cost(files.key, costs))
     own = _shared(choice, files, model.group)
@@ -202,9 +205,6 @@ def _shared(choice: ExactChoice | None, files: ChoiceFiles, group: RankGroup
 
 # --- measuring -----------------------------------------------------------------------------------
 
-Call = Callable[[], Any]
-
-
 class TwoWays(NamedTuple):
     """Calls of one kernel in a step, as it takes them."""
 
@@ -216,8 +216,8 @@ class TwoWays(NamedTuple):
 
 @torch.inference_mode()
 def measured_costs(runner: ModelRunner, most: int) -> list[Cost]:
-    """Of each kind of step that can differ. The model is exact now, and its programs are captured.
-    most: tokens of a step. Leaves the tables empty."""
+    """Of each kind of step that can differ. The model is exact now, and steps are served as they
+    are to be. most: tokens of a step. Leaves the tables empty."""
     model, longest = runner.model, runner.tables.max_len
     assert isinstance(model, Decoder) and isinstance(model.ops, NativeOps)
     served, runner.served = runner.served, StepCounts()  # these are not requests' steps

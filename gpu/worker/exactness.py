@@ -18,7 +18,7 @@ from actorium.gpu.models.mlp import GroupedMixture
 from actorium.gpu.models.parted import RecurrentBesideAttention
 from actorium.gpu.models.recurrent import GatedDelta, Mamba2, RecurrentLayer
 from actorium.gpu.models.short_conv import ShortConv
-from actorium.kernels.cpu.native_ops import NativeOps
+from actorium.kernels.cpu.native_ops import MAX_SCORED, NativeOps
 from actorium.kernels.reference.torch_ops import TorchOps
 
 CHOICE = "the tokens that an indexer chooses, by products of torch in float32"
@@ -66,7 +66,7 @@ def departures(model: LoadedModel, asked: str) -> list[str]:
         found.append("sums over ranks by torch's gloo")
     if ops.uncut:
         found.append(f"bits of other numbers of ranks (weights of {', '.join(sorted(ops.uncut))})")
-    if model.shape.index is not None:
+    if model.shape.index is not None and model.shape.index.dim > MAX_SCORED:
         found.append(CHOICE)
     if model.vision is not None:
         found += model.vision.ops.inexact
@@ -86,18 +86,16 @@ def _by_steps(layer: RecurrentLayer) -> bool:
     return isinstance(layer, Kda | Mamba1 | Mamba2 | ShortConv) and layer.native is not None
 
 
-def set_exact(model: LoadedModel, on: bool) -> bool:
-    """Lets the kernels of a loaded model that have two ways take this one. Returns whether there
-    are any."""
+def set_exact(model: LoadedModel, on: bool) -> None:
+    """Lets the kernels of a loaded model that have two ways take this one."""
     if not isinstance(model, Decoder):
-        return False
+        return
     parts: list[Any] = [own for own in model.attention[:2]
                         if isinstance(own, NativeAttention) and own.two_ways]
     parts += [own.native for own in _mixers(model)
               if isinstance(own, GatedDelta) and own.native is not None]
     for part in parts:
         part.exact = on
-    return bool(parts)
 
 
 def extends_two_ways(model: Decoder) -> bool:

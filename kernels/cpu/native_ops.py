@@ -51,6 +51,8 @@ from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.scaled_linear import EXACT_COLUMNS, is_packed, to_form
 from actorium.kernels.tower_ops import TowerOps
 
+MAX_SCORED = 512
+"""Numbers of an indexer's head, at most; as `MAX_HEAD` in `cpu/common.h`."""
 SMALL_WEIGHT = 4 << 20
 """Elements of a weight of which two layouts are kept."""
 
@@ -148,6 +150,21 @@ class NativeOps(TorchOps):
             self._leave(weight)
             return super().head_products(weight)
         return NativeHeads(weight, self.lib, self.threads, self.scratch)
+
+    def token_scores(self, q: Tensor, weights: Tensor, keys: Tensor, pages: Tensor, lens: Tensor,
+                     page_size: int, span: int) -> Tensor:
+        """A score has the same bits among any others."""
+        batch, rows, heads, dim = q.shape
+        if keys.dtype is not torch.bfloat16 or dim > MAX_SCORED:
+            return super().token_scores(q, weights, keys, pages, lens, page_size, span)
+        scores = torch.empty((batch, rows, span))
+        q, weights, pages = q.float().contiguous(), weights.contiguous(), pages.contiguous()
+        lens = lens.contiguous()
+        self.lib.token_scores(
+            q.data_ptr(), weights.data_ptr(), keys.data_ptr(), pages.data_ptr(), pages.shape[1],
+            lens.data_ptr(), scores.data_ptr(), batch, rows, span, heads, dim,
+            page_size.bit_length() - 1, self.threads)
+        return scores
 
     def experts_of(self, own: Sequence[ExpertProducts]) -> Experts:
         joined = native_experts([each.gate_up for each in own], [each.down for each in own], [],

@@ -9,6 +9,7 @@ token.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,8 @@ from torch import Tensor
 from actorium.kernels.reference.kv import read_rows
 from actorium.kernels.reference.paged_attention import token_index
 
+ScoreTokens = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, int, int], Tensor]
+"""`token_scores`, as a backend has it."""
 BYTES = 64 << 20
 """Of the scores of some queries, and of the products with some keys that they are made of."""
 EACH = 32
@@ -49,13 +52,14 @@ class Rows(NamedTuple):
     q_len: int
 
 
-def choose(q: Tensor, weights: Tensor, keys: Tensor, rows: Rows, page_size: int,
-           count: int) -> TokenChoice:
+def choose(q: Tensor, weights: Tensor, keys: Tensor, rows: Rows, page_size: int, count: int,
+           score: ScoreTokens | None = None) -> TokenChoice:
     """The `count` tokens with the highest scores of those up to each row, or all of them.
 
     q: [B * q_len, H, D]; weights: f32[B * q_len, H]; keys: of the layer's pages, [pages *
-    page_size, D]. K = min(count, span).
+    page_size, D]; score: default: `token_scores`. K = min(count, span).
     """
+    score = score or token_scores
     each, width = rows.q_len, min(count, rows.span)
     tokens = torch.empty((len(q), width), dtype=torch.int32, device=q.device)
     lens = torch.empty((len(q),), dtype=torch.int32, device=q.device)
@@ -75,8 +79,8 @@ def choose(q: Tensor, weights: Tensor, keys: Tensor, rows: Rows, page_size: int,
             if span <= width:
                 best = torch.arange(span, device=q.device).expand(*last.shape, span)
             else:
-                scores = _scores(q[own, here], weights[own, here], keys, pages, held, page_size,
-                                 span)
+                scores = score(q[own, here], weights[own, here], keys, pages, held, page_size,
+                               span)
                 seen = torch.arange(span, device=q.device) <= last[..., None]
                 best = best_places(scores.masked_fill_(~seen, -torch.inf).flatten(0, 1), width)
                 best = best.view(*last.shape, width)
@@ -89,9 +93,10 @@ def choose(q: Tensor, weights: Tensor, keys: Tensor, rows: Rows, page_size: int,
     return TokenChoice(tokens, lens)
 
 
-def _scores(q: Tensor, weights: Tensor, keys: Tensor, pages: Tensor, lens: Tensor, page_size: int,
-            span: int) -> Tensor:
-    """f32[B, Q, span]. q: [B, Q, H, D]; weights: f32[B, Q, H]; pages: i32[B, P]; lens: i32[B]."""
+def token_scores(q: Tensor, weights: Tensor, keys: Tensor, pages: Tensor, lens: Tensor,
+                 page_size: int, span: int) -> Tensor:
+    """f32[B, Q, span]; behind a length anything. q: [B, Q, H, D]; weights: f32[B, Q, H]; pages:
+    i32[B, P]; lens: i32[B]."""
     batch, count, heads, dim = q.shape
     scores = torch.empty((batch, count, span), device=q.device)
     wide, by_head = q.float().flatten(1, 2), weights.reshape(batch * count, 1, heads)

@@ -48,6 +48,7 @@ from actorium.kernels.reference.norm import layer_norm, rms_norm
 from actorium.kernels.reference.rope import apply_rope
 from actorium.kernels.reference.selective_scan import scan_extend, scan_step
 from actorium.kernels.reference.ssd import ssd_step
+from actorium.kernels.reference.token_choice import token_scores
 from actorium.kernels.sampling_ops import SamplingOps
 from actorium.kernels.sampling_tables import RowLayout, SamplingTables
 from actorium.kernels.scaled_linear import ScaledLinear, is_packed, to_form
@@ -130,6 +131,10 @@ class TorchOps:
     def head_products(self, weight: Tensor) -> Callable[[Tensor], Tensor]:
         """Products of heads with these matrices, [H, N, M], as `HeadProducts` gives them."""
         return HeadProducts(weight)
+
+    def token_scores(self, q: Tensor, weights: Tensor, keys: Tensor, pages: Tensor, lens: Tensor,
+                     page_size: int, span: int) -> Tensor:
+        return token_scores(q, weights, keys, pages, lens, page_size, span)
 
     def linear_in_leaves(self, weight: Tensor, bias: Tensor | None, leaves: int) -> Linear:
         """`linear`, its sums of columns made in so many parts, added in a binary tree, where the

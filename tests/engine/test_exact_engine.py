@@ -29,6 +29,13 @@ PROMPTS = [[(7 * i + n) % 199 for i in range(n)] for n in (1, 3, 17, 40, 131)] +
 GDN = {"head_dim": 32, "layer_types": ["linear_attention", "full_attention"] * 2,
        "num_hidden_layers": 4}
 
+CHOSEN = {"kv_lora_rank": 32, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
+          "v_head_dim": 12, "num_key_value_heads": 4, "head_dim": 8, "n_routed_experts": 8,
+          "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "n_shared_experts": 1,
+          "moe_intermediate_size": 24, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5,
+          "index_topk": 31, "index_head_dim": 12, "index_n_heads": 16}
+"""Queries attend to some of the tokens, which an indexer chooses."""
+
 
 def write_mtp(path: Path) -> None:
     """Qwen3.5 with a layer that drafts."""
@@ -64,6 +71,8 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "Mamba-2": lambda path: write_recurrent(path, "Mamba2ForCausalLM", dtype=BF16),
     "Jamba": lambda path: write_recurrent(path, "JambaForCausalLM", dtype=BF16, hidden_size=128),
     "DeepSeek": lambda path: add_mtp(path, write_deepseek(path, 3, BF16)),
+    "DeepSeek-V3.2": lambda path: write_checkpoint(
+        path, "DeepseekV32ForCausalLM", dtype=BF16, **CHOSEN),
     "Llama, FP8": lambda path: write_checkpoint(path, "LlamaForCausalLM", dtype=BF16, head_dim=32),
     "Llama, FP8 in blocks": write_blocks,
     "rows of any length": lambda path: write_checkpoint(

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers_builds import EACH_BUILD, built
 
+from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.reference import token_choice
 from actorium.kernels.reference.token_choice import Rows, best_places, choose
 
@@ -57,3 +59,41 @@ def test_nan_chooses_something_of_its_own_row() -> None:
     scores = torch.tensor([[torch.nan, 2.0, torch.nan, 1.0], [1.0, 2.0, 3.0, 0.0]])
     assert best_places(scores, 2).tolist()[1] == [1, 2]
     assert set(best_places(scores, 2).flatten().tolist()) <= {0, 1, 2, 3}
+
+
+# --- Scores that are the same among any others ----------------------------------------------------
+
+@pytest.fixture(params=EACH_BUILD)
+def ops(request: pytest.FixtureRequest) -> NativeOps:
+    return NativeOps(built(request.param), torch.get_num_threads())
+
+
+@pytest.mark.parametrize(("heads", "dim", "size"), [(5, 12, 4), (16, 128, 16), (9, 64, 1)])
+def test_a_score_has_the_same_bits_among_any_others(ops: NativeOps, heads: int, dim: int,
+                                                    size: int) -> None:
+    """Alone, in another batch, in rows of a chunk and behind another one; and it is the
+    reference's, but for how sums are rounded."""
+    lens = torch.tensor([77, 1, 130, 40], dtype=torch.int32)
+    width, rows, span = -(-130 // size), 7, 130
+    pages = (torch.randperm(4 * width) + 1).int().view(4, width)
+    keys = torch.full(((4 * width + 1) * size, dim), torch.nan).bfloat16()
+    for own, length in zip(pages, lens.tolist(), strict=True):
+        keys[tokens_of(own, size, length)] = torch.randn((length, dim)).bfloat16()
+    q = torch.randn((4, rows, heads, dim)).bfloat16()
+    weights = torch.randn((4, rows, heads))
+    scores = ops.token_scores(q, weights, keys, pages, lens, size, span)
+    wanted = token_choice.token_scores(q, weights, keys.nan_to_num(), pages, lens, size, span)
+    for b, length in enumerate(lens.tolist()):
+        torch.testing.assert_close(scores[b, :, :length], wanted[b, :, :length], rtol=1e-4,
+                                   atol=1e-3 * dim**0.5)
+        assert bool((scores[b, :, length:] == -torch.inf).all())
+        for at in range(0, rows, 3):  # a decode of this row, of a sequence that may be shorter
+            for seen in {length, max(1, length - 20)}:
+                alone = ops.token_scores(
+                    q[b:b + 1, at:at + 1], weights[b:b + 1, at:at + 1], keys, pages[b:b + 1],
+                    torch.tensor([seen], dtype=torch.int32), size, seen)
+                assert torch.equal(alone[0, 0], scores[b, at, :seen])
+    fewer = ops.token_scores(q[1:, 2:5], weights[1:, 2:5], keys, pages[1:], lens[1:], size, span)
+    assert torch.equal(fewer, scores[1:, 2:5])
+    threads = NativeOps(ops.lib, 1)
+    assert torch.equal(threads.token_scores(q, weights, keys, pages, lens, size, span), scores)

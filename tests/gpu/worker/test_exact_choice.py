@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from actorium.actors.config.tree import (
     ModelConfig,
     SchedulerConfig,
 )
+from actorium.actors.messages import StepPlan
 from actorium.gpu.parallel.rank_group import RankGroup
 from actorium.gpu.worker import exact_choice
 from actorium.gpu.worker.device import OpenedDevice, open_device
@@ -75,22 +75,31 @@ def test_most_turns_must_say_that_a_step_takes_too_long() -> None:
 def test_what_exact_kernels_take_more_is_measured(
     path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of two ways of which one sleeps, the other one is the faster."""
-    runner, run = opened(path).runner, NativeDecode._run
-    slow: list[bool] = []
+    """Three layers' decodes take a millisecond each, and those of one way 0.2 more, of a step of
+    ten: by a clock that nothing else moves."""
+    runner, run, now = opened(path).runner, NativeDecode._run, [0.0]
+    step, slow = runner.run, list[bool]()
 
-    def sleeping(kernel: Any, *args: Any) -> None:
-        time.sleep(2e-3 if kernel.exact in slow else 0)
+    def decode(kernel: Any, *args: Any) -> None:
+        now[0] += 1.2e-3 if kernel.exact in slow else 1e-3
         run(kernel, *args)
 
-    monkeypatch.setattr(NativeDecode, "_run", sleeping)
+    def taking_ten(plan: StepPlan) -> Any:
+        began = now[0]
+        result = step(plan)
+        now[0] = began + 10e-3
+        return result
+
+    monkeypatch.setattr(exact_choice, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(NativeDecode, "_run", decode)
+    monkeypatch.setattr(runner, "run", taking_ten)
     served, programs = dict(runner.served), runner.segments
-    for way, kept in ((True, False), (False, True)):
+    for way, percent in ((True, 100 * 0.6 / 9.4), (False, -100 * 0.6 / 10.6)):
         slow[:] = [way]
         costs = measured_costs(runner, 64)
         assert [cost.step for cost in costs] == ["decodes of 1", "decodes of 4"]
-        assert by_cost({}, costs).on == kept
-        assert all((cost.percent > LIMIT) != kept for cost in costs)
+        assert all(cost[1:] == pytest.approx((percent, percent)) for cost in costs)
+        assert by_cost({}, costs).on == (percent < LIMIT)
     assert not runner.tables.sequences and dict(runner.served) == served
     assert runner.segments is programs and runner.model.attention.decode.exact  # type: ignore
 
