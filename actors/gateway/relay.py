@@ -96,7 +96,8 @@ class RelayCore(Core):
             self._refresh(_stamps(self._wanted))
 
     def _listen(self, sock: socket.socket) -> None:
-        self.loop.add_reader(sock.fileno(), self._accept, sock)
+        if not self.draining:
+            self.loop.add_reader(sock.fileno(), self._accept, sock)
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -106,7 +107,7 @@ class RelayCore(Core):
         except OSError:  # no descriptors are left
             self._give_up_a_handshake()
             self.loop.remove_reader(listener.fileno())
-            self.loop.call_later(AGAIN_SECONDS, lambda: self.draining or self._listen(listener))
+            self.loop.call_later(AGAIN_SECONDS, self._listen, listener)
             return
         self._accepted += 1
         with suppress(OSError):  # it has disconnected
@@ -283,7 +284,8 @@ def _uds(setting: str | None) -> Path:
 
 
 def _address(sock: socket.socket, tls: ssl.SSLContext | None) -> ListenAddress:
-    return ListenAddress(*sock.getsockname()[:2], "http" if tls is None else "https")
+    host, port = sock.getsockname()[:2]
+    return ListenAddress(host, port, "http" if tls is None else "https")
 
 
 def _umask(pid: int) -> int:

@@ -12,7 +12,7 @@ import stat
 import struct
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -40,7 +40,7 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
     """The caller's address; None over a unix socket."""
     server: tuple[str, int | None]
     """The address that it called, or the unix socket's path and None."""
-    scheme: str
+    scheme: Literal["http", "https"]
 
     def encode(self) -> bytes:
         """Returns it as a text without NUL bytes."""
