@@ -21,6 +21,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from random import getrandbits
 from time import monotonic
 from typing import Any
 
@@ -117,11 +118,11 @@ class RelayCore(Core):
         sock.setblocking(False)
         if sock.family == socket.AF_UNIX:
             self.hand_over(RelayedConnection(self, sock, Origin(
-                None, (str(sock.getsockname()), None), "http")))
+                None, (str(sock.getsockname()), None), "http", getrandbits(63))))
             return
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         origin = Origin(sock.getpeername()[:2], sock.getsockname()[:2],
-                        "http" if self._tls is None else "https")
+                        "http" if self._tls is None else "https", getrandbits(63))
         if self._tls is None:
             self.hand_over(RelayedConnection(self, sock, origin))
             return
