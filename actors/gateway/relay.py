@@ -157,8 +157,9 @@ class RelayCore(Core):
         try:
             theirs = connection.connect()
         except OSError as error:
-            LOG.warning("no connection within this machine: %s", error)
-            return False
+            LOG.warning("a caller is given up: no connection within this machine: %s", error)
+            connection.close(reset=True)
+            return True
         for path in sorted(self._gateways, key=self._open_of.__getitem__):
             if listening.send_call(self._sender, path, connection.origin, theirs.fileno()):
                 theirs.close()
