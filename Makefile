@@ -9,8 +9,8 @@ PART ?= contact
 BIN = $(VENV)/bin
 STARTED := $(shell date +%s.%N)
 
-.PHONY: demo test test-processor test-oldest test-newest lock battery chaos adversary conformance lint bench startup prefix ptxas \
-	cluster long-run forms parity gpu-check gpu-wheels setup clean verify-all
+.PHONY: demo test test-processor test-oldest test-newest lock battery chaos kills recording adversary conformance lint \
+	bench startup prefix ptxas cluster long-run forms parity gpu-check gpu-wheels setup clean verify-all
 .DEFAULT_GOAL := help
 
 # Tests start some thousand processes of ours: compiled modules are kept, whatever the machine prefers.
@@ -24,6 +24,8 @@ help:
 	@echo "make lock       constraints.txt anew: the versions that set-up installs"
 	@echo "make battery    the state machines of \`make test\`, 25 times as long, and rarer tests: an hour and more"
 	@echo "make chaos      actors killed, stopped, starved and poisoned while streams go on: half an hour; SEED=N, CHAOS_MINUTES=60"
+	@echo "make kills      200 plain openai clients, 60 kills of any actor: every answer whole, the same; SEED=N"
+	@echo "make recording  four streams and eight kills as an animated SVG: docs/kills.svg"
 	@echo "make cluster    replicas on two Ray nodes of this machine; one is killed under streams: some minutes"
 	@echo "make verify-all  each kind of model is asked for contradictions in bf16, --exact on; VERIFY_FLAGS"
 	@echo "make adversary  what an outsider tries: keys, network, requests, models, frames, faults, secrets"
@@ -55,18 +57,17 @@ demo: $(VENV)/.ready-engine
 	@$(BIN)/python -m actorium.tools.demo --started $(STARTED) --ready $$(date +%s.%N)
 	@echo "next: $(BIN)/actorium chat smollm2, $(BIN)/actorium serve, $(BIN)/actorium --help"
 
-# Four files at a time, on two cores: many tests wait for processes. In the order of
-# tests/conftest.py, since files with few tests, which pytest-xdist would begin last, take longest.
+# Four files at a time, on two cores: many tests wait for processes. In the order of tests/conftest.py.
 # RERUNS=1 for a machine that others use; else without that plugin, which asks a server about each test.
 test: $(VENV)/.ready-test
-	$(BIN)/python -m pytest tests --ignore tests/conformance -n 4 --dist loadfile \
-		--no-loadscope-reorder -m "not slow" $(RERUN) $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest tests --ignore tests/conformance --forks 4 \
+		-m "not slow" $(RERUN) $(PYTEST_FLAGS)
 
 # What computes, with C kernels of another processor: AS_PROCESSOR=NAME (tools/as_processor.py), or by turns,
 # another one with each commit. What trained models answer must hold there, too.
 test-processor: $(VENV)/.ready-test
 	$(BIN)/python tools/as_processor.py $(or $(AS_PROCESSOR),$(shell git rev-list --count HEAD)) \
-		$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not slow" \
+		$(BIN)/python -m pytest --forks 4 -m "not slow" \
 		tests/kernels tests/gpu tests/tools/test_picture_model.py tests/tools/test_planted_faults.py \
 		tests/adversary/test_media_frames.py tests/engine/test_exact_engine.py \
 		tests/engine/test_exact_images.py tests/tools/test_demo_model.py $(PYTEST_FLAGS)
@@ -95,6 +96,13 @@ chaos: $(VENV)/.ready-test
 	$(BIN)/python -m actorium.tools.chaos --json $(OUT)/chaos.json $(SEED:%=--seed %) $(ROWS:%=--rows %) \
 		$(CHAOS_MINUTES:%=--minutes %) 2> build/chaos.log \
 		|| { tail -n 5 build/chaos.log; false; }
+
+# Rows of `make chaos`: one engine, and two replicas.
+kills:
+	@$(MAKE) --no-print-directory chaos ROWS=clients,clients-replicas
+
+recording: $(VENV)/.ready-test
+	$(BIN)/python -m actorium.tools.recording
 
 # Two raylets on this machine stand for two; Ray is in an environment of its own, above $(VENV).
 cluster: build/ray/.ready

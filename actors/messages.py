@@ -27,6 +27,10 @@ from actorium.actors.params import (
     TextParams,
 )
 
+WIRE, WIRES_READ = 1, (1,)
+"""Version of the messages between clients and actors, counted up with each change that a client of
+before cannot read or write; and those of clients that are served. An upgrade is refused where the
+new version does not serve clients of the running one."""
 MAX_MESSAGE_BYTES = 64 << 20
 """MAXMSGSIZE of every inbox: the connection of a peer that sends a larger frame is closed."""
 MAX_CLIENT_MESSAGE_BYTES = 4 << 20
@@ -389,6 +393,8 @@ class Submit(Message):
     cache_salt: Salt = ""
     media: Media = []
     created: Count = 0
+    deterministic: bool = False
+    """Refused, or ended, by a worker that is not exact."""
 
 
 class Flush(Message):
@@ -466,6 +472,9 @@ class Ready(Message):
     """Slots that a page of each group takes, and at last a checkpoint where there are any."""
     disk: Literal["", "ahead", "at once"] = ""
     """When pages go to a disk as well (`PageOrder`): before host slots run out, or at once."""
+    inexact: str = ""
+    """Why a token's numbers may depend on more than itself and what is before it; "": they do
+    not."""
 
 
 class RowLogprobs(Struct, frozen=True, array_like=True, gc=False):
@@ -857,7 +866,17 @@ class Up(Message):
     `Children`; only then does the watchdog report the engine as ready."""
 
 
-ToLauncher = Kill | Spawn | Up | Restarted | Fatal | Beat
+class Upgrade(Message):
+    """`actorium upgrade` -> launcher: give your process to the launcher of this interpreter's
+    version, with this configuration. How that goes is in a file (`launcher/handover.py`)."""
+
+    id: Rid
+    python: Short
+    config: bytes
+    """JSON, as in the run directory."""
+
+
+ToLauncher = Kill | Spawn | Up | Restarted | Fatal | Beat | Upgrade
 """The watchdog's own heartbeats go to the launcher, which supervises it."""
 
 

@@ -136,6 +136,9 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
     """Token id -> added to its logit, -100..100."""
     seed: int | None = None
     """The same seed gives the same tokens whatever else is in the batch. None = a random one."""
+    deterministic: bool = False
+    """The same request gets the same tokens and log-probabilities each time, under any load and
+    through any recovery; without a seed, seed 0 is used. An engine that is not exact refuses it."""
     stop: list[str] | str | None = None
     """End when one of these strings appears in the text of the completion."""
     stop_regex: list[str] | str | None = None

@@ -16,8 +16,8 @@ from xml.etree import ElementTree
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "models.md"
 COLUMNS = {"tokens": "tokens, prefix cache", "preempted": "preemption", "ranks": "two ranks",
-           "gguf": "GGUF", "exact": "`--exact on`, CPU", "fp8": "FP8", "int8": "INT8",
-           "int4": "INT4"}
+           "gguf": "GGUF", "exact": "`--exact on`, CPU", "program": "program, CPU",
+           "fp8": "FP8", "int8": "INT8", "int4": "INT4"}
 """Titles, by the tests' names for them."""
 BEGIN, END = "<!-- table: make parity -->", "<!-- end of the table -->"
 TEST = re.compile(r"test_cell\[(?P<column>\w+)-(?P<architecture>\w+)\]")

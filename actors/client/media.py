@@ -19,7 +19,6 @@ from actorium.actors.media.media_messages import MAX_MEDIA_MESSAGE, CancelMedia,
 from actorium.actors.messages import ChatMessage, ServerInfo, TurnPart
 
 SCHEMES = ("data:", "http://", "https://", "file:")
-INFO_TIMEOUT = 30.0
 Source: TypeAlias = Any
 """A URL (data:, http(s):, or file:, which the engine reads), a path, the bytes of a file, or an
 image of PIL's."""
@@ -176,7 +175,7 @@ async def _keys(session: ClientSession, media: list[Any], request: Request) -> l
     options = encode_raw(request.mm_processor_kwargs, dict, "mm_processor_kwargs")
     wanted = [(at, item) for at, item in enumerate(media) if isinstance(item, MediaUpload)]
     if wanted:
-        answer = await session.call(TOKENIZER, ServerInfo, request.timeout or INFO_TIMEOUT)
+        answer = await session.call(TOKENIZER, ServerInfo, request.timeout)
         if msgspec.json.decode(answer.json, type=dict[str, Any]).get("media") is None:
             param = wanted[0][1].param
             raise InvalidRequest(f"{param}: the model takes text alone", param)

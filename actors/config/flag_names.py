@@ -48,7 +48,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
 INVERSES: dict[str, str] = {"cuda-graph": "enforce_eager"}
 """Switches of other tools -> the switch here that means the opposite."""
 
-OF_TESTS = frozenset(("force_preempt_every", "force_acceptance", "null_worker", "replica_of"))
+OF_TESTS = frozenset(("force_preempt_every", "force_acceptance", "null_worker", "replica_of",
+                      "exact_costs", "upgrade_fault"))
 """Fields whose flags tests and other processes of ours write: taken, and not shown to users."""
 
 SHORT: dict[str, str] = {

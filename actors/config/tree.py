@@ -200,8 +200,12 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The same for decodes, and for the drafts that they verify; default: as attention_backend."""
     exact: str = "auto"
     """Whether a token has the same bits alone and in any batch, in chunks of any size, decoded,
-    verified as a draft or computed again: auto (what costs little, on a cpu; the start says what
-    is not) | on (everything, or the start is refused) | off (the fastest). docs/exactness.md"""
+    verified as a draft or computed again: auto (on a cpu, where it costs less than 3 % of any step,
+    as measured at the first start; the start says so) | on (whatever it costs, or the start is
+    refused) | off (the fastest). docs/exactness.md"""
+    exact_costs: str = ""
+    """Testing: percent that exactness costs, instead of measuring: as the first worker of an engine
+    finds, the second, ... ("2,9")."""
     exact_ranks: int = 1
     """With --exact on, in bfloat16 on a cpu: engines of 1, 2, 4 ... up to so many ranks (a power of
     two) give the same bits, each summing in as many parts as this; 1 = each number of ranks has
@@ -246,8 +250,9 @@ class RecoveryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Start a dead or hung actor again and go on with every request; off = the engine ends."""
     fork_server: str = "auto"
     """auto (on, but off for `generate`, `eval` and `bench offline`) | on | off: keep a process that
-    has imported the worker's libraries (some 150 MB), from which a dead worker or rank starts again
-    within milliseconds instead of seconds (with `restart`)."""
+    has imported the worker's libraries (some 150 MB), and one with those of all other actors (some
+    40 MB), from which a dead actor starts again within milliseconds instead of seconds (with
+    `restart`)."""
     ledger: bool = True
     """Write requests and their output to a ledger before output is sent (with `restart`)."""
     ledger_dir: str | None = None
@@ -263,9 +268,13 @@ class RecoveryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Seconds without a sign of life after which an actor is killed that is stopped or asleep; four
     times as long if it may only be starved, 60 while it loads."""
     max_restarts: int = 5
-    """Restarts of one actor within `restart_window`; one more ends the engine."""
+    """Restarts of one actor within `restart_window`; one more ends the engine. Those after a
+    SIGKILL by somebody else do not count if the actor was at work. 0 = never start one again."""
     restart_window: float = 60.0
     """Seconds."""
+    upgrade_fault: str = ""
+    """Testing: at this step of an upgrade to this configuration kill the launcher, or, as
+    STEP=ROLE, an actor."""
     request_budget: float = 10.0
     """Seconds that an actor (not the worker) may be busy with one request while others wait for it;
     past that it counts as hung, and the request is quarantined. Nine times as long for work on the
@@ -358,10 +367,11 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     resume_grace: float = 30.0
     """Seconds for which a request goes on whose caller has gone: one with an Idempotency-Key, and
     any stream of a gateway that has died; another call takes it up."""
-    recovery_patience: float = 10.0
+    recovery_patience: float = 600.0
     """Seconds, from an actor's death or the start on, for which new requests wait for the engine to
-    be ready and are then served; later ones are refused with 503 and Retry-After until it is. What
-    was accepted before goes on in any case. 0 = refuse at once."""
+    be ready and are then served, unless their callers leave; later ones are refused with 503 and
+    Retry-After until it is. What was accepted before goes on in any case. 0 = refuse at once, as
+    suits a load balancer that has other engines."""
 
 
 class RuntimeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

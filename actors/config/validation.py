@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 
 import msgspec
@@ -155,6 +156,8 @@ def _device_rules(d: DeviceConfig) -> list[Rule]:
         ("device.kernels", d.kernels in ("auto", "torch", "triton"),
          "must be auto, torch or triton"),
         ("device.exact", d.exact in ("auto", "on", "off"), "must be auto, on or off"),
+        ("device.exact_costs", re.fullmatch(r"(\d+(\.\d+)?(,|$))*", d.exact_costs) is not None,
+         "must be percents with commas between"),
         ("device.exact_ranks", d.exact_ranks in (1, 2, 4, 8, 16), "must be 1, 2, 4, 8 or 16"),
         ("device.exact_ranks", d.exact_ranks == 1 or d.exact == "on",
          "means something with --exact on alone"),

@@ -24,8 +24,9 @@ IDLE_CHECK_INTERVAL = 0.2
 one."""
 RETURN = 0.5
 """Seconds in which a client whose connection broke may reconnect before it is dropped."""
-RECONNECT = 5.0
-"""The same for clients that this incarnation has never reached."""
+RECONNECT = 30.0
+"""The same for clients that this incarnation has never reached: they may be stopped, or wait for a
+processor, and those who have ended since the one before died are few."""
 RETURN_HURRIED, RECONNECT_HURRIED = 0.1, 1.0
 """The same while the engine stops."""
 PROBE_INTERVAL = 0.1

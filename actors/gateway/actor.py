@@ -21,7 +21,12 @@ from actorium.actors.errors import BadConfig
 from actorium.actors.gateway.http import api_keys
 from actorium.actors.messages import Message
 from actorium.actors.runtime.http import listening
-from actorium.actors.runtime.http.connection_records import ConnectionRecord, ConnectionRecords
+from actorium.actors.runtime.http.connection_records import (
+    READABLE,
+    VERSION,
+    ConnectionRecord,
+    ConnectionRecords,
+)
 from actorium.actors.runtime.http.connection_store import StoreLink
 from actorium.actors.runtime.http.listening import ListenAddress, Origin
 from actorium.actors.runtime.inflight_journal import InflightJournal, open_journal
@@ -171,7 +176,11 @@ def build(ctx: Context) -> GatewayCore:
     store = _store(ctx)
     taken = store.take() if store is not None and ctx.epoch > 1 else None
     if store is not None and taken is not None:
-        records, sock = ConnectionRecords(taken[0], _records(wanted)), taken[1]
+        version, memory, sock = taken
+        if version not in READABLE:  # an upgrade is refused before that
+            raise BadConfig(f"records of connections of version {version}; this is version "
+                            f"{VERSION}")
+        records = ConnectionRecords(memory, _records(wanted))
         return GatewayCore(ctx, sock, KeptSockets(store, records, [
             (records.reopen(number), connection) for number, connection in store.connections()]))
     sock = listening.listen_for_calls(ctx.run_dir, ctx.role) if has_relay(wanted) else _listen(ctx)
@@ -179,7 +188,7 @@ def build(ctx: Context) -> GatewayCore:
     if store is not None:
         with suppress(OSError):  # without memory for them connections end with the process
             records = ConnectionRecords.create(_records(wanted))
-            store.register(records.fd, sock)
+            store.register(VERSION, records.fd, sock)
             kept = KeptSockets(store, records, [])
     return GatewayCore(ctx, sock, kept)
 

@@ -59,8 +59,9 @@ from actorium.actors.runtime.http.connection_records import ConnectionRecord
 from actorium.actors.runtime.inflight_journal import NAME
 
 _KEY = re.compile(rb"[\x21-\x7e]{1,255}")
-GATEWAY_GRACE = 30.0
-"""Seconds that a request waits for the gateway that follows one that has died."""
+GATEWAY_GRACE = 120.0
+"""Seconds that a request waits for the gateway that follows one that has died. It comes after a
+second, but on a machine that has no processor to spare."""
 _PREFIX = re.compile(r"^(chatcmpl-|cmpl-|resp_|msg_)")
 """The part before the id in the names of answers."""
 

@@ -85,7 +85,7 @@ class ServedEngine:
         return self._model
 
     async def _ask_model(self) -> ServedModel:
-        model = ServedModel(await self.client.server_info(timeout=30.0), self.config)
+        model = ServedModel(await self.client.server_info(), self.config)
         if model.templates.generic_tools:
             LOG.info("the chat template has no place for tools: the system message tells a "
                      "request's, and asks for calls as <tool_call>{...}</tool_call>")
@@ -145,13 +145,16 @@ class RecoveryGate:
         self._since: float | None = None
         """When the engine was first seen not to be ready."""
         self._why = ""
+        self._given_up = False
+        """It will never be ready again."""
         self._open = asyncio.Event()
+        """There is nothing to wait for."""
         self._open.set()
         self._looking: asyncio.Task[None] | None = None
 
     async def enter(self) -> None:
         """Returns when a new request can be expected to be served. Raises `HttpError` 503 if that
-        takes too long."""
+        takes too long, or will never be."""
         now = monotonic()
         if self._looking is None and now >= self._asked + FRESH:
             self._asked = now
@@ -160,12 +163,15 @@ class RecoveryGate:
             await asyncio.wait([self._looking], timeout=FRESH)
         if self._since is None:
             return
+        late = False
         try:
             async with asyncio.timeout_at(_loop_time(self._since + self._patience)):
                 await self._open.wait()
         except TimeoutError:
+            late = True
+        if late or self._given_up:
             raise HttpError(503, f"the engine is not ready: {self._why}", None, SERVER,
-                            "unavailable") from None
+                            "unavailable")
 
     async def _look(self) -> None:
         try:
@@ -176,7 +182,8 @@ class RecoveryGate:
 
     async def _blocked(self) -> bool:
         try:
-            why = obstacle(await self._ask())
+            status = await self._ask()
+            why, self._given_up = obstacle(status), bool(status.error)
         except ActoriumError:  # the watchdog itself may be recovering: nothing has changed
             why = self._why
         self._asked, self._known = monotonic(), True
@@ -184,10 +191,12 @@ class RecoveryGate:
             self._since, self._why = None, ""
             self._open.set()
             return False
-        if self._since is None:
-            self._since = self._asked
-            self._open.clear()
         self._why = why
+        self._since = self._since if self._since is not None else self._asked
+        if self._given_up:
+            self._open.set()
+        else:
+            self._open.clear()
         return True
 
 

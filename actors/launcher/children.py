@@ -1,8 +1,8 @@
 """The launcher's child processes: each actor leads a process group and is watched by its pidfd.
 
-They start from scratch, but for workers once the engine has been ready: these are forked off a
-process that has imported their libraries (`runtime/fork_server.py`). Without it, or where it does
-not answer, they start from scratch as well.
+They start from scratch; once the engine has been ready they are forked off a process that has
+imported their libraries (`runtime/fork_server.py`), one for workers and one for all others. Without
+it, or where it does not answer, they start from scratch as well.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from actorium.actors.config.cluster_settings import REPLICA
 from actorium.actors.config.tree import Config
@@ -78,12 +78,32 @@ class ChildProcess:
         """The role whose death it was killed for, as ranks of one group are."""
         self.pidfd = os.pidfd_open(process.pid)
 
-    def reap(self) -> int:
+    def end(self) -> int:
         """Kill what is left of the group, reap the leader, return its exit code (or -signal)."""
         kill_group(self.pid)
         status = self.process.wait()
         os.close(self.pidfd)
         return status
+
+
+class WaitingActor(NamedTuple):
+    """A child that imports what it needs, and then waits."""
+
+    process: subprocess.Popen[bytes]
+    ready: int
+    """Pipe at which it says that all is imported."""
+    go: int
+    """Pipe at which it is let begin."""
+
+    def close(self) -> None:
+        os.close(self.ready)
+        os.close(self.go)
+
+    def end(self) -> None:
+        """Kills and reaps it."""
+        self.close()
+        kill_group(self.process.pid)
+        self.process.wait()
 
 
 class ChildProcesses:
@@ -101,28 +121,81 @@ class ChildProcesses:
         self.kill_at: dict[ChildProcess, float] = {}
         """Actors that are about to be killed, and when, CLOCK_MONOTONIC seconds."""
         self.oom_kills = OomKills()
-        self._epochs: dict[str, int] = {}
+        self.epochs: dict[str, int] = {}
+        """The last one of each role."""
+        self._waiting: dict[str, WaitingActor] = {}
+        """By role: those that `prepare` has started."""
         self._exits: dict[str, Exited] = {}
         """Of the roles that no process runs at the moment."""
 
     def spawn(self, role: str, epoch: int = 1) -> ChildProcess | None:
         """Start an incarnation; None if the role is unknown, runs, or has had this epoch."""
-        if role not in self._roles or epoch <= self._epochs.get(role, 0):
+        if role not in self._roles or epoch <= self.epochs.get(role, 0):
             return None
         if any(actor.role == role for actor in self.running.values()):
             return None
         self._remove_sockets(role)
-        built = self._roles[role]
-        words = [role, str(self.run_dir), str(epoch), str(os.getpid()), built]
-        forked = self._forks.fork(words) if self._forks is not None else None
-        actor = ChildProcess(role, epoch, forked or start(python(
-            REPLICA_PROCESS if built.startswith(REPLICA) else MAIN, *words),
+        words = self._words(role, epoch)
+        process = self._prepared_process(role) or (
+            self._forks.fork(words) if self._forks is not None else None)
+        actor = ChildProcess(role, epoch, process or start(python(
+            REPLICA_PROCESS if words[-1].startswith(REPLICA) else MAIN, *words),
             more=self.environ.get(role)))
         self.running[actor.pidfd] = actor
-        self._epochs[role] = epoch
+        self.epochs[role] = epoch
         self._exits.pop(role, None)
         self._poll.register(actor.pidfd, select.POLLIN)
         return actor
+
+    def _words(self, role: str, epoch: int) -> list[str]:
+        """Of `runtime.main`."""
+        return [role, str(self.run_dir), str(epoch), str(os.getpid()), self._roles[role]]
+
+    def adopt(self, children: Iterable[Child], epochs: Mapping[str, int]) -> None:
+        """Goes on with the children of the launcher that this process was before; epochs: the last
+        ones of all roles."""
+        for child in children:
+            actor = ChildProcess(child.role, child.epoch, ForkedProcess(child.pid))
+            self.running[actor.pidfd] = actor
+            self._poll.register(actor.pidfd, select.POLLIN)
+        self.epochs.update(epochs)
+
+    def spawn_next(self, role: str) -> ChildProcess | None:
+        """Starts the role's next incarnation; see `spawn`."""
+        return self.spawn(role, self.epochs.get(role, 0) + 1)
+
+    def prepare(self, role: str) -> None:
+        """Has the role's next incarnation import what it needs, beside the one that runs, and wait
+        for `spawn_next`."""
+        ready, imported = os.pipe2(os.O_CLOEXEC)
+        wait, go = os.pipe2(os.O_CLOEXEC)
+        words = self._words(role, self.epochs.get(role, 0) + 1)
+        process = start(python(MAIN, *words, str(wait), str(imported)), (wait, imported),
+                        self.environ.get(role))
+        self._waiting[role] = WaitingActor(process, ready, go)
+        os.close(wait)
+        os.close(imported)
+
+    @property
+    def prepared(self) -> bool:
+        """Whether nothing more comes of `prepare`."""
+        poll = select.poll()
+        for waiting in self._waiting.values():
+            poll.register(waiting.ready, select.POLLIN)
+        return len(poll.poll(0)) == len(self._waiting)
+
+    def _prepared_process(self, role: str) -> subprocess.Popen[bytes] | None:
+        """Lets the role's prepared incarnation begin, if there is one."""
+        waiting = self._waiting.pop(role, None)
+        if waiting is None:
+            return None
+        try:
+            os.write(waiting.go, GO)
+        except OSError:  # it has ended
+            waiting.end()
+            return None
+        waiting.close()
+        return waiting.process
 
     def _remove_sockets(self, role: str) -> None:
         """Peers that connect from now on wait for the new ones."""
@@ -134,7 +207,7 @@ class ChildProcesses:
         actor = self.running.pop(pidfd)
         self.kill_at.pop(actor, None)
         self._poll.unregister(pidfd)
-        status = self.oom_kills.status(actor.reap())
+        status = self.oom_kills.status(actor.end())
         exited = Exited(actor.role, actor.pid, actor.epoch, status)
         self._exits[actor.role] = exited
         return actor, exited
@@ -182,7 +255,7 @@ class ChildProcesses:
 
     def forget(self, role: str) -> None:
         """The role may have any epoch next."""
-        self._epochs.pop(role, None)
+        self.epochs.pop(role, None)
         self._exits.pop(role, None)
 
     def children(self) -> list[Child]:
@@ -196,8 +269,11 @@ class ChildProcesses:
     def close(self) -> None:
         """Kill and reap all that are left."""
         for actor in self.running.values():
-            actor.reap()
+            actor.end()
+        for waiting in self._waiting.values():
+            waiting.end()
         self.running.clear()
+        self._waiting.clear()
         if self._forks is not None:
             self._forks.close()
 
@@ -213,28 +289,54 @@ def start(argv: list[str], fds: Sequence[int] = (), more: Mapping[str, str] | No
 
 
 class ForkedStarts:
-    """The launcher's end of the fork server."""
+    """The fork servers of an engine, by what they import."""
 
     def __init__(self, settle: float = SETTLE, patience: float = PATIENCE) -> None:
         """settle: `SETTLE`, patience: `PATIENCE`, of another engine than a real one."""
         self._settle, self._patience = settle, patience
-        self._server: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
-        self._ready = False
-        self._words: list[str] = []
-        """The server's: run directory, and what it imports. Empty = there is to be none."""
+        self.servers: dict[str, ForkServer] = {}
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of the servers."""
+        return [server.pid for server in self.servers.values()]
 
     def on_up(self, config: Config, run_dir: Path, roles: Mapping[str, str]) -> None:
         """The engine is ready for the first time."""
-        targets = [PRELOADS[built] for built in roles.values() if built in PRELOADS]
         recovery = config.recovery
-        if targets and not self._words and recovery.restart and recovery.fork_server != "off":
-            self._words = [str(run_dir), targets[0]]
-            self._start()
+        if recovery.restart and recovery.fork_server != "off":
+            for target in {PRELOADS[built] for built in roles.values() if built in PRELOADS}:
+                self.servers[target] = ForkServer([str(run_dir), target], self._settle,
+                                                  self._patience)
 
     def fork(self, words: Sequence[str]) -> ForkedProcess | None:
         """Starts an actor by the words of `runtime.main`; None where that is not possible."""
-        if not self._words or PRELOADS.get(words[-1]) != self._words[-1] or not self.answers():
+        server = self.servers.get(PRELOADS.get(words[-1], ""))
+        return None if server is None else server.fork(words)
+
+    def close(self) -> None:
+        for server in self.servers.values():
+            server.close()
+
+
+class ForkServer:
+    """The launcher's end of one, which is there some seconds after it is made."""
+
+    def __init__(self, words: Sequence[str], settle: float, patience: float) -> None:
+        """words: the run directory, and what it imports."""
+        self._words, self._settle, self._patience = words, settle, patience
+        self._server: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._start()
+
+    @property
+    def pid(self) -> int:
+        assert self._server is not None
+        return self._server.pid
+
+    def fork(self, words: Sequence[str]) -> ForkedProcess | None:
+        """As `ForkedStarts.fork`."""
+        if not self.answers():
             return None
         assert self._control is not None
         wait, go = os.pipe2(os.O_CLOEXEC)

@@ -250,17 +250,25 @@ def main(argv: list[str]) -> int:
     os.set_inheritable(report_fd, False)
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineJob)
 
-    def report(line: JobReport) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            os.write(report_fd, msgspec.json.encode(line) + b"\n")
-
-    launcher = Launcher(job.config, job.roles,
-                        lambda path: report(JobReport("started", run_dir=str(path))))
+    launcher = Launcher(job.config, job.roles, lambda path: report(
+        report_fd, JobReport("started", run_dir=str(path))))
+    launcher.report = report_fd
     launcher.tie_to(parent)
     code = launcher.run()
-    if launcher.failure is not None:
-        report(JobReport("failed", code=launcher.failure.code, message=launcher.failure.message))
+    report_failure(report_fd, launcher.failure)
     return code
+
+
+def report(report_fd: int, line: JobReport) -> None:
+    """Tells the `Engine`."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(report_fd, msgspec.json.encode(line) + b"\n")
+
+
+def report_failure(report_fd: int, failure: ActoriumError | None) -> None:
+    """Tells the `Engine` why its launcher ends, unless it was asked to."""
+    if failure is not None:
+        report(report_fd, JobReport("failed", code=failure.code, message=failure.message))
 
 
 if __name__ == "__main__":

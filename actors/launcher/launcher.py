@@ -10,9 +10,12 @@ with the launcher (parent-death signal). The replicas of a cluster (`replicas`) 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from actorium import __version__
 from actorium.actors.cluster.cluster_control import AskReplicaSet, ReplicaSet
 from actorium.actors.config import tree as configs
 from actorium.actors.config.cluster_settings import came_later, clustered
@@ -46,6 +50,7 @@ from actorium.actors.messages import (
     Spawn,
     ToLauncher,
     Up,
+    Upgrade,
 )
 from actorium.actors.runtime.console import print_notice
 from actorium.actors.runtime.http.connection_store import ConnectionStore
@@ -73,6 +78,7 @@ from actorium.actors.runtime.roles import (
 from actorium.actors.runtime.rundir import RunDir, address, sweep, write_private
 
 if TYPE_CHECKING:
+    from actorium.actors.launcher.handover import HandedOver, UpgradeCheck
     from actorium.actors.launcher.watchdog_link import WatchdogLink
     from actorium.actors.runtime.mailbox import Inbox
 
@@ -107,6 +113,12 @@ class Launcher:
         """Of the gateways' callers."""
         self._replicas: LocalReplicas | None = None
         """None = it is no cluster's."""
+        self._restart_records: list[Restarted] = []
+        """Of actors that ran before this launcher took over."""
+        self._check: UpgradeCheck | None = None
+        """Of the upgrade under way."""
+        self.report: int | None = None
+        """Descriptor at which an `Engine` reads how its launcher fares."""
         self._up = False
         """The engine has been ready."""
         self._losses = DrainLosses()
@@ -138,7 +150,7 @@ class Launcher:
             self._fail(EngineUnavailable(f"cannot start: {error}"), EXIT_FAULT)
         finally:
             self._clean_up()
-        if self.failure is not None and (self._up or not self._stops.tied):
+        if self.failure is not None and (self._up or self._stops.parent is None):
             self._say(self.failure.message)
         return self._code
 
@@ -167,14 +179,24 @@ class Launcher:
             self._connections = ConnectionStore(path, self._poll, self._actors.role_of)
         for role in self.roles:
             self._actors.spawn(role)
-        write_private(path / "engine.json", msgspec.json.encode({
-            "name": runtime.name, "pid": os.getpid(), "model": self.config.model.model,
-            "started": time.time(), "roles": list(self.roles)}))
+        self._write_facts(time.time())
         self._open_mailboxes(path)
+        self._connect_watchdog()
         self._stops.register(self._poll)
         if self._started is not None:
             self._started(path)
         sweep(runtime.run_dir)
+
+    def _write_facts(self, started: float) -> None:
+        """Writes down what commands ask of an engine. started: Unix time."""
+        from actorium.actors.launcher.handover import FORMATS_WRITTEN, model_stamp
+
+        self._started_at = started
+        write_private(self._actors.run_dir / "engine.json", msgspec.json.encode({
+            "name": self.config.runtime.name, "pid": os.getpid(),
+            "model": self.config.model.model, "started": started, "roles": list(self.roles),
+            "version": __version__, "formats": FORMATS_WRITTEN,
+            "files": model_stamp(self.config.model.model)}))
 
     def _open_mailboxes(self, path: Path) -> None:
         """Called after the start: importing zmq takes longer than starting all the actors."""
@@ -189,11 +211,11 @@ class Launcher:
                             CLUSTER_INBOX if in_cluster else ToLauncher,
                             hwm=self.config.runtime.queue_messages)
         self._poll.register(self._inbox.fd, select.POLLIN)
-        self._watchdog = WatchdogLink(self.config, path, self._context)
+        self._watchdog = WatchdogLink(self.config, path, self._context,
+                                      self._restart_records)
         if in_cluster:
             self._replicas = LocalReplicas(self.config, self.roles, self._actors, self._watchdog,
                                            self._context, self._send_children, self._say)
-        self._connect_watchdog()
 
     def _connect_watchdog(self) -> None:
         assert self._watchdog is not None
@@ -220,6 +242,8 @@ class Launcher:
                     self._connections.on_readable(fd)
                 if fd in self._actors.running:
                     self._on_exit(fd)
+                elif self._check is not None and fd == self._check.fd:
+                    self._on_upgrade_checked(self._check)
             self._on_timer(time.monotonic())
         return True
 
@@ -262,6 +286,8 @@ class Launcher:
                 self._on_kill(message)
             case Spawn():
                 self._on_spawn(message)
+            case Upgrade():
+                self._on_upgrade(message)
             case ReplicaSet() if self._replicas is not None:
                 self._replicas.on_set(message, self._working)
             case AskReplicaSet() if self._replicas is not None:
@@ -386,6 +412,70 @@ class Launcher:
     def _fail(self, error: ActoriumError, code: int) -> None:
         if self.failure is None:
             self.failure, self._code = error, code
+
+    # --- upgrade ---
+
+    def _on_upgrade(self, order: Upgrade) -> None:
+        """Has the other version look at what it would get."""
+        from actorium.actors.launcher.handover import UpgradeCheck
+
+        why = self._why_no_upgrade()
+        if not why:
+            try:
+                self._check = UpgradeCheck(order, self._state(order), self._poll)
+            except OSError as error:
+                why = f"{order.python}: {error.strerror}"
+        self._say_outcome(order, "refused" if why else "under way", why)
+
+    def _why_no_upgrade(self) -> str:
+        if self._check is not None:
+            return "another upgrade is under way"
+        if not (self._up and self._working):
+            return "the engine is not ready" if self._working else "the engine is stopping"
+        if self._replicas is not None:
+            return "a cluster is not upgraded as a whole: start another one beside it"
+        if not (self.config.recovery.restart and self.config.recovery.ledger):
+            return "without a ledger and restarts its requests would be lost"
+        if threading.current_thread() is not threading.main_thread():
+            return "its launcher is a thread of another program"
+        return ""
+
+    def _on_upgrade_checked(self, check: UpgradeCheck) -> None:
+        """Becomes the other version's launcher, unless that has refused."""
+        from actorium.actors.launcher.handover import execute, memory_of
+
+        self._check = None
+        why = check.refusal() or self._why_no_upgrade()
+        if not why:
+            state = self._state(check.order)
+            self._say(f"upgrade: {check.order.python} takes over")
+            try:
+                execute(check.order.python, memory_of(state), [sys.executable], state.descriptors)
+            except OSError as error:
+                why = f"{check.order.python}: {error.strerror}"
+        self._say_outcome(check.order, "refused", why)
+
+    def _state(self, order: Upgrade) -> HandedOver:
+        from actorium.actors.launcher.handover import FORMATS_WRITTEN, HandedOver
+
+        assert self._run_dir is not None and self._watchdog is not None
+        usual = roles_of(self.config)
+        return HandedOver(
+            formats=FORMATS_WRITTEN, upgrade=order.id, wanted=msgspec.Raw(order.config),
+            config=msgspec.Raw(configs.dump(self.config)),
+            overrides={role: built for role, built in self.roles.items()
+                       if usual.get(role) != built},
+            run_dir=str(self._actors.run_dir), lock=self._run_dir.lock, parent=self._stops.parent,
+            report=self.report, fork_servers=self._forks.pids,
+            children=self._actors.children(), epochs=self._actors.epochs,
+            restarts=self._watchdog.restarts(), started=self._started_at,
+            store=None if self._connections is None else self._connections.state())
+
+    def _say_outcome(self, order: Upgrade, state: str, why: str = "") -> None:
+        from actorium.actors.launcher.handover import UpgradeOutcome, write_outcome
+
+        with contextlib.suppress(OSError):
+            write_outcome(self._actors.run_dir, UpgradeOutcome(order.id, state, why))
 
     # --- stop ---
 

@@ -45,8 +45,8 @@ class StopRequests:
         self._poll: select.poll | zmq.Poller | None = None
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._parent_fd: int | None = None
-        self.tied = False
-        """A parent's end is a request."""
+        self.parent: int | None = None
+        """The process whose end is a request."""
         self._handlers: dict[signal.Signals, Any] = {}
         """Those that were there before `catch_signals`."""
 
@@ -77,7 +77,7 @@ class StopRequests:
     def tie_to(self, parent: int) -> None:
         """The end of the process `parent` is a request. Unlike with the parent-death signal, it
         does not matter which of the parent's threads started us."""
-        self._parent_fd, self.tied = os.pidfd_open(parent), True
+        self._parent_fd, self.parent = os.pidfd_open(parent), parent
         if os.getppid() != parent:
             self.add()
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 class WatchdogLink:
     """The outbox to the watchdog and, where the dead are started again, a supervisor of it."""
 
-    def __init__(self, config: Config, run_dir: Path, context: Any) -> None:
-        """context: the launcher's zmq.Context."""
+    def __init__(self, config: Config, run_dir: Path, context: Any,
+                 restarts: Iterable[Restarted] = ()) -> None:
+        """context: the launcher's zmq.Context; restarts: those of the launcher before."""
         self._config, self._run_dir, self._context = config, run_dir, context
         self._outbox: Outbox | None = None
         self._watchdog: Supervised | None = None
@@ -35,6 +37,10 @@ class WatchdogLink:
             activity_seen_by_watcher) if config.recovery.restart else None
         self._restarts: dict[str, Restarted] = {}
         """By role: what the watchdog reported last."""
+        for record in restarts:
+            self.save_restarts(record)
+            if record.role == WATCHDOG and self._supervisor is not None:
+                self._supervisor.restore([record])
 
     def connect(self, children: list[Child], exits: list[Exited], up: bool) -> None:
         """There is a new watchdog: send it the running actors, the exits without a successor, and
@@ -47,10 +53,14 @@ class WatchdogLink:
         for child in children:
             if child.role == WATCHDOG:
                 self._watchdog = starting(child.role, child.pid, child.epoch, time.monotonic())
-        restarts = self._supervisor.restarts_of(WATCHDOG) if self._supervisor is not None else []
-        self.send(Children(children, up, [*self._restarts.values(), *restarts]))
+        self.send(Children(children, up, self.restarts()))
         for exited in exits:
             self.send(exited)
+
+    def restarts(self) -> list[Restarted]:
+        """The records of all actors that were started again."""
+        own = self._supervisor.restarts_of(WATCHDOG) if self._supervisor is not None else []
+        return [*self._restarts.values(), *own]
 
     def send(self, message: Message) -> None:
         if self._outbox is not None:

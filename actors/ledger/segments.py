@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 from actorium.actors.runtime.security import private_paths as private
 
-MAGIC = b"actorium ledger\x04"
+VERSION = 4
+MAGIC = b"actorium ledger" + bytes((VERSION,))
 OLDER = (1, 2)
 """Versions that are read as well; what follows is written in segments of this one. Numbers of
 sequences had 32 bits in version 1 (`TokenBatch.sids`), and version 2 had no counts. There was no 3,

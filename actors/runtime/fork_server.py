@@ -24,9 +24,9 @@ import select
 import signal
 import socket
 import sys
-import threading
 import traceback
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
@@ -35,14 +35,12 @@ from actorium.actors.runtime.process import (
     EXIT_FAULT,
     EXIT_ORPHAN,
     die_with_parent,
+    import_gently,
     python,
     set_command_line,
 )
 
 MAIN = "actorium.actors.runtime.main"
-NICENESS = 5
-"""Of the imports alone: priority that is given away cannot be had back, and actors are forked by
-another thread."""
 READY, GO = b"ready", b"1"
 REQUEST_BYTES = 65536
 
@@ -56,7 +54,9 @@ def main(argv: list[str]) -> int:
     os.umask(0o077)
     control = socket.socket(fileno=fd)
     control.set_inheritable(False)
-    if select.select([control], [], [], settle)[0] or not _imported(Path(argv[3]), argv[4]):
+    # Actors are forked by this thread, which keeps its priority.
+    if select.select([control], [], [], settle)[0] or not import_gently(
+            partial(import_preloads, Path(argv[3]), argv[4])):
         return EXIT_FAULT
     gc.collect()
     gc.freeze()  # a collection in a forked actor would copy the pages of all these objects
@@ -71,25 +71,15 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _imported(run_dir: Path, target: str) -> bool:
-    """Whether `preload` went well; it runs, and ends, on a thread of its own."""
-    done: list[bool] = []
+def import_preloads(run_dir: Path, target: str) -> None:
+    """Imports what `target` does for the engine's configuration, and what runs actors."""
+    from actorium.actors.config import tree as configs
+    from actorium.actors.runtime.security import private_paths
 
-    def preload() -> None:
-        from actorium.actors.config import tree as configs
-        from actorium.actors.runtime.security import private_paths
-
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
-        module, name = target.split(":")
-        config = configs.load(private_paths.read_file(run_dir / "config.json"))
-        getattr(import_module(module), name)(config)
-        import_module(MAIN)
-        done.append(True)
-
-    thread = threading.Thread(target=preload)
-    thread.start()
-    thread.join()
-    return bool(done)
+    module, name = target.split(":")
+    config = configs.load(private_paths.read_file(run_dir / "config.json"))
+    getattr(import_module(module), name)(config)
+    import_module(MAIN)
 
 
 def _fork(words: list[str], go: int, control: socket.socket) -> int:

@@ -27,6 +27,8 @@ EXIT_ORPHAN = 70
 """The parent had died before the child could bind its life to it."""
 DRAIN_SIGNAL = signal.SIGUSR2
 """Has an actor admit nothing new, but keep running."""
+NICENESS = 5
+"""Of imports beside running actors."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -74,6 +76,22 @@ def python(module: str, *args: str) -> list[str]:
 def tied(argv: list[str]) -> list[str]:
     """The command line `argv`, made to die with the calling process (with the calling thread)."""
     return python("actorium.actors.runtime.process", str(os.getpid()), *argv)
+
+
+def import_gently(imports: Callable[[], None]) -> bool:
+    """Runs it on a thread of low priority, which ends with it: priority that is given away cannot
+    be had back. Returns whether it went well."""
+    done: list[bool] = []
+
+    def run() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        imports()
+        done.append(True)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return bool(done)
 
 
 def hide_arguments(words: Iterable[str]) -> None:

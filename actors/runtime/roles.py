@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 
-from actorium.actors.config.cluster_settings import cluster_roles
+from actorium.actors.config.cluster_settings import ROUTER, cluster_roles
 from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.models.model_dir import takes_media
 
@@ -17,8 +18,6 @@ ROLES: Mapping[str, str] = {
 }
 """Role -> "module:function" of its `build(ctx: Context) -> Core`, in the order of starting: the
 worker first, since it imports torch."""
-PRELOADS = {ROLES["worker-0"]: "actorium.gpu.worker.preload:preload"}
-"""What builds a role -> "module:function" that imports what it needs (`runtime/fork_server.py`)."""
 WATCHDOG, LAUNCHER, SCHEDULER = "watchdog", "launcher", "scheduler"
 WORKER = "worker-0"
 """Rank 0 of the worker, and the name of its group: a message to it goes to every rank."""
@@ -28,6 +27,12 @@ TLS_PASSWORD = "ACTORIUM_SSL_KEYFILE_PASSWORD"
 """The variable in which the relay gets the key's password, and nobody else."""
 MEDIA = "actorium.actors.media.media_actor:build"
 NULL_WORKER = "actorium.tools.null.null_worker:build"
+WITHOUT_TORCH = "actorium.actors.runtime.roles:preload"
+PRELOADS = dict.fromkeys((*ROLES.values(), GATEWAY, MEDIA, ROUTER), WITHOUT_TORCH) | {
+    ROLES["worker-0"]: "actorium.gpu.worker.preload:preload"}
+"""What builds a role -> "module:function" that imports what it needs (`runtime/fork_server.py`)."""
+SERVES_HTTP = ("actorium.actors.gateway.app", "actorium.actors.runtime.http.http_server")
+"""What a gateway imports after its start."""
 REFUSING = ("tokenizer", "gateway", "media")
 """Roles (by prefix) that refuse new work, with an answer, while the others drain."""
 DRAINING = (*REFUSING, "detokenizer")
@@ -52,6 +57,15 @@ def roles_of(config: Config) -> dict[str, str]:
     if has_relay(config.gateway):
         roles[RELAY_ROLE] = RELAY
     return cluster_roles(config.cluster, roles)
+
+
+def preload(config: Config) -> None:
+    """Imports what the actors of an engine need, but workers."""
+    needed = {built for built in roles_of(config).values() if PRELOADS.get(built) == WITHOUT_TORCH}
+    modules = {built.partition(":")[0] for built in needed}
+    for name in ("actorium.actors.runtime.shell", *sorted(modules),
+                 *(SERVES_HTTP if GATEWAY in needed else ())):
+        import_module(name)
 
 
 def serves_http(gateway: GatewayConfig) -> bool:

@@ -24,7 +24,8 @@ MAX_IPC_PATH = 107
 """sun_path less its terminator."""
 LONGEST_SOCKET = "detokenizer.front"
 OUR_FILES = frozenset({"lock", "config.json", "engine.json", "probes.json", "probes.sock",
-                       "gateway.json", "connections.sock"})
+                       "gateway.json", "connections.sock", "exact.json", "passes.json",
+                       "upgrade.json"})
 RANK_FILE = re.compile(r"worker-\d+\.json")
 NEW = ".new"
 """Behind the name of a file that is being written."""
@@ -127,11 +128,18 @@ class RunDir:
                             "runtime.run_dir")
         while True:
             self._make()
-            self._lock = self._take(name)
+            self.lock = self._take(name)
             if self._still_there():
                 break
-            os.close(self._lock)  # its last owner removed it between our open and our lock
+            os.close(self.lock)  # its last owner removed it between our open and our lock
         self._clear()
+
+    @classmethod
+    def taken_over(cls, path: Path, lock: int) -> RunDir:
+        """Returns the directory whose lock this process has got from the launcher before."""
+        held = cls.__new__(cls)
+        held.path, held.lock = path, lock
+        return held
 
     def _make(self) -> None:
         try:
@@ -171,7 +179,7 @@ class RunDir:
 
     def _still_there(self) -> bool:
         try:
-            return os.path.samestat(os.stat(self.path / "lock"), os.fstat(self._lock))
+            return os.path.samestat(os.stat(self.path / "lock"), os.fstat(self.lock))
         except FileNotFoundError:
             return False
 
@@ -195,7 +203,7 @@ class RunDir:
             self._clear()
             (self.path / "lock").unlink()
             self.path.rmdir()
-        os.close(self._lock)
+        os.close(self.lock)
 
 
 def remove_group(directory: Path) -> None:
@@ -223,6 +231,18 @@ def write_private(path: Path, data: bytes) -> None:
     with open(fd, "wb") as file:
         file.write(data)
     new.replace(path)
+
+
+def rewrite_private(path: Path, data: bytes) -> None:
+    """Overwrites such a file so that clients, who know it by its inode and time, notice nothing.
+    Whoever reads it meanwhile gets half of it."""
+    fd = private.open_file(path, os.O_RDWR)
+    with open(fd, "r+b") as file:
+        before = os.fstat(fd)
+        file.write(data)
+        file.truncate()
+        file.flush()
+        os.utime(fd, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def _is_group(entry: Path) -> bool:

@@ -47,6 +47,8 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     kernels: str = ""
     """Of products, norms and the like."""
     attention: str = ""
+    exact: str = ""
+    """What came of `--exact`, in words."""
     inexact: str = ""
     """What depends on more than a token and its prefix, as on the batch; empty = nothing."""
     drafts: int = 0

@@ -36,7 +36,7 @@ from actorium.actors.scheduler.request_state import (
 )
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.actors.scheduler.step_results import draft_counts
-from actorium.actors.scheduler.worker_capacity import check_fits, max_sequence_tokens
+from actorium.actors.scheduler.worker_capacity import check_request, max_sequence_tokens
 from actorium.actors.structured.structured_output import Load, StructuredOutputManager
 
 LOG = logging.getLogger("actorium.scheduler")
@@ -112,8 +112,9 @@ class RequestLifecycle:
             return Rejection("deadline", "the deadline cannot be met: at its best the engine "
                              f"computes {self.best_rate:,.0f} tokens a second, and {ahead} wait "
                              f"before these {len(request.prompt)}")
-        return None if self.worker is None else check_fits(
-            len(request.prompt), self.worker, state.kv_cache)
+        if self.worker is None:
+            return None
+        return check_request(request, self.worker, state.kv_cache)
 
     def _add(self, request: RequestState) -> None:
         self.state.add_request(request)
@@ -139,11 +140,11 @@ class RequestLifecycle:
                 self._finish(sequence, SequenceEvent(sid=sequence.sid, finish_reason="length"))
 
     def recheck(self) -> None:
-        """Fails the requests that fit no longer, and caps the others."""
+        """Fails the requests that this worker cannot run, and caps the others."""
         if self.worker is not None:
             for request in list(self.state.requests.values()):
                 with self.guard.of(request):
-                    rejection = check_fits(len(request.prompt), self.worker, self.state.kv_cache)
+                    rejection = check_request(request, self.worker, self.state.kv_cache)
                     if rejection is None:
                         self._cap(request, self.worker)
                     else:

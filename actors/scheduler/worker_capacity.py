@@ -1,5 +1,5 @@
-"""What the worker has room for: the ranks as the scheduler sees them, ready when all are, with the
-least room of any; and what fits there.
+"""What the worker has room for, and what it can keep: the ranks as the scheduler sees them, ready
+when all are, with the least room of any; and what fits there.
 
 A group of ranks has one epoch: a rank that is started again brings all the others with it, so
 messages of an older epoch no longer count.
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from actorium.actors.errors import BadModel
 from actorium.actors.messages import PageGroup, Ready
 from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
-from actorium.actors.scheduler.request_state import Rejection
+from actorium.actors.scheduler.request_state import Rejection, RequestState
 
 SAME = ("page_size", "slots", "max_model_len", "vocab_size", "recurrent", "drafts", "host_parts",
         "disk")
@@ -54,13 +54,18 @@ class WorkerGroup:
         return replace(
             first, checkpoints=min(ready.checkpoints for ready in ranks),
             host_pages=min(ready.host_pages for ready in ranks),
+            inexact=next((ready.inexact for ready in ranks if ready.inexact), ""),
             groups=[PageGroup(min(group.pages for group in same), same[0].window)
                     for same in pages])
 
 
-def check_fits(length: int, worker: Ready, kv_cache: KVCacheManager) -> Rejection | None:
-    """Returns why a prompt of `length` tokens cannot run even alone; None if it can."""
-    window = 1 + worker.drafts
+def check_request(request: RequestState, worker: Ready, kv_cache: KVCacheManager
+                  ) -> Rejection | None:
+    """Returns why this worker cannot run a request even alone; None if it can."""
+    if request.submit.deterministic and worker.inexact:
+        return Rejection("invalid_request", "deterministic: this engine cannot keep it: "
+                         f"{worker.inexact}")
+    length, window = len(request.prompt), 1 + worker.drafts
     capacity = kv_cache.capacity(window)
     if length + 1 > worker.max_model_len:
         return Rejection("context_overflow", f"prompt: {length} tokens and one to generate exceed "

@@ -324,13 +324,15 @@ class TokenizerCore(Core):
         ids = prompt.ids
         resolved = defaults.resolve(message.params, model.facts, len(ids))
         wanted, seed = message.params.structured, message.params.seed
+        if seed is None:
+            seed = 0 if message.params.deterministic else self._seeds.next()
         grammar = "" if wanted is None else for_choices(model.grammars.grammar(wanted),
                                                         message.params.n)
         timeout = message.timeout or self._config.scheduler.request_timeout
         self._out.append(Send("scheduler", Submit(
             rid=message.rid, client=client, prompt=prompt.column, n=message.params.n,
             params=resolved, text=defaults.text_params(message.params),
-            seed=self._seeds.next() if seed is None else seed,
+            seed=seed, deterministic=message.params.deterministic,
             deadline=now + timeout, arrival=now, tenant=message.tenant,
             priority=message.priority, grammar=grammar, resume_seconds=message.resume_seconds,
             rules=defaults.token_rules(message.params, model), cache_salt=message.cache_salt,

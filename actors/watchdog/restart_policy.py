@@ -4,7 +4,9 @@ One for one, after a delay that doubles from death to death, and never more ofte
 limit allows, like Erlang's supervisors. Pure: the caller passes the time, CLOCK_MONOTONIC seconds.
 
 Restarts are counted over `window` seconds *of work*: an actor that dies each time after loading for
-two minutes gets no further than one that dies at once.
+two minutes gets no further than one that dies at once. What counts and delays are deaths that speak
+against the actor: those of its own making, and those on the way to work. An actor that was at work
+when somebody killed it is as good as it was, so its death does neither, however often that is.
 """
 
 from __future__ import annotations
@@ -53,6 +55,8 @@ class RestartRecord(Struct):
     """`worked` at each restart within the window."""
     suspected: int = 0
     """Deaths with a suspected request. (The next watchdog does not get it.)"""
+    last_counts: bool = True
+    """The last death counts. (Nor this.)"""
 
 
 class Restarts:
@@ -72,14 +76,19 @@ class Restarts:
             record.working_since = now
             self._changed.add(role)
 
-    def on_death(self, role: str, now: float) -> float | None:
-        """When to start it again; None if it has died too often for that."""
+    def on_death(self, role: str, now: float, killed: bool = False) -> float | None:
+        """When to start it again; None if it has died too often for that. killed: by somebody
+        else."""
         record = self._record(role)
+        record.last_counts = not (killed and record.working_since is not None and self.limit)
         lived = 0.0 if record.working_since is None else max(0.0, now - record.working_since)
         record.working_since = None
         record.worked += lived
         steps_back = int(lived / STEP_BACK)
         record.delays = 0 if lived >= HEALTHY_AFTER else max(0, record.delays - steps_back)
+        if not record.last_counts:
+            self._changed.add(role)
+            return now + self._delay(0)
         while record.counted and record.counted[0] <= record.worked - self.window:
             record.counted.popleft()
         if len(record.counted) >= self.limit:
@@ -92,6 +101,8 @@ class Restarts:
     def forgive_last(self, role: str) -> None:
         """The last restart made progress towards the culprit: it does not count."""
         record = self._record(role)
+        if not record.last_counts:
+            return
         if record.counted:
             record.counted.pop()
         record.delays = max(0, record.delays - 1)

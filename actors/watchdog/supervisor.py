@@ -8,6 +8,7 @@ well, which hands it to the next watchdog: a new watchdog resets no limit.
 from __future__ import annotations
 
 import math
+import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
@@ -28,6 +29,8 @@ OVERSLEPT = 0.05
 """Seconds beyond a tick after which it was the supervisor itself that did not run."""
 SUSPECTS, QUARANTINED = "suspects", "quarantined"
 """Gauges of the scheduler: sequences suspected of killing the worker, and those convicted."""
+KILLED = "killed"
+"""The cause of a death by a signal that is neither this supervisor's nor for want of memory."""
 BROKEN = 32
 """Convictions in a row, no request finishing in between, that speak against the actor itself."""
 
@@ -86,7 +89,7 @@ class Supervisor:
         if self._goes_with_another(actor.role):
             return
         cause, role = actor.hang_cause or _cause(status), group_of(actor.role)
-        at = self._restarts.on_death(role, now)
+        at = self._restarts.on_death(role, now, cause == KILLED and status == -signal.SIGKILL)
         if at is not None:
             self.counts[role, cause] += 1
             self._due[role] = DueRestart(at, actor.epoch + 1, actor.role)
@@ -213,5 +216,5 @@ class Supervisor:
 
 def _cause(status: int) -> str:
     if status < 0:
-        return "oom" if status == OOM_KILLED else "killed"
+        return "oom" if status == OOM_KILLED else KILLED
     return "fault" if status == EXIT_FAULT else "exited"

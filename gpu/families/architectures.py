@@ -38,7 +38,7 @@ from actorium.gpu.families.dense_config import (
     seed_oss,
     smollm3,
 )
-from actorium.gpu.families.fp8_config import Fp8Shape, served_fp8
+from actorium.gpu.families.fp8_config import served_fp8
 from actorium.gpu.families.gemma_config import gemma3n, gemma4, gemma_layer
 from actorium.gpu.families.granite_config import (
     granite,
@@ -224,10 +224,10 @@ def shape_from_config(
     """
     name = _architecture(raw, where)
     own, raw = name in ARCHITECTURES, {**raw, "architectures": [name]}
-    if impl == "transformers" or impl == "auto" and not own:
+    theirs = impl == "transformers" or impl == "auto" and not own
+    if theirs:
         require_class(name, raw, where, unsupported(name))
-        return _by_transformers(raw, where, dtype, max_model_len, quantization, group, head, own)
-    if not own:
+    elif not own:
         raise BadModel(f"{where}: {unsupported(name)}; "
                        "--model-impl transformers serves many others by transformers' classes")
     fp8, stored = served_fp8(raw, where, quantization), stored_weights(raw, where)
@@ -237,10 +237,15 @@ def shape_from_config(
                             f"{f'in {found}' if found else 'unquantised'}: take auto (as they "
                             "are), or fp8, int8 or int4 to quantise them", "model.quantization")
         quantization = "auto"
-    shape = ARCHITECTURES[name].read(raw, where, dtype)
+    bits = 8.0 if fp8 and not fp8.online else stored.bits if stored else 0.0
+    shape = (_by_transformers(raw, where, dtype, bits, own) if theirs else
+             ARCHITECTURES[name].read(raw, where, dtype))
     shape = replace(shape, fp8=fp8, max_model_len=within(shape.max_model_len, max_model_len),
-                    vision=None if text_only else shape.vision).simplified()
-    kept = stored.held(model_tensors(shape)) if stored else gguf_grouped(raw, where)
+                    vision=None if text_only else shape.vision)
+    shape = shape if theirs else shape.simplified()
+    specs = () if theirs else model_tensors(shape)
+    kept = (gguf_grouped(raw, where) if stored is None else
+            stored.estimated if theirs else stored.held(specs))
     if kept is not None and quantization == "auto":
         return replace(shape, grouped=kept)
     if kept is not None and quantization != "none":
@@ -248,33 +253,24 @@ def shape_from_config(
                         f"{kept.source} already: take auto (as they are) or none",
                         "model.quantization")
     if quantization in MADE_BITS:
-        grouped = online_grouped(MADE_BITS[quantization], group, head, shape.tied,
-                                 model_tensors(shape))
+        grouped = online_grouped(MADE_BITS[quantization], group, head, shape.tied and not theirs,
+                                 specs)
         return replace(shape, fp8=None, grouped=grouped)
     return shape
 
 
-def _by_transformers(raw: dict[str, Any], where: Path, dtype: str, max_model_len: int | None,
-                     quantization: str, group: int | None, head: str, own: bool) -> ModelShape:
-    """The shape of a model that transformers' class runs; own: we have a class for it, too."""
-    if quantization in STORED:
-        raise BadConfig(f"quantization: {quantization} is not for models that transformers' "
-                        "classes run (--model-impl): their checkpoints are not quantised",
-                        "model.quantization")
+def _by_transformers(raw: dict[str, Any], where: Path, dtype: str, bits: float,
+                     own: bool) -> ModelShape:
+    """The shape of a model that transformers' class runs. bits: see `any_decoder`; own: we have a
+    class for it, too."""
     try:
-        shape = any_decoder(raw, where, dtype)
+        return any_decoder(raw, where, dtype, bits)
     except BadModel as error:
         if own:
             raise
         raise BadModel(f"{where}: {unsupported(raw['architectures'][0])}; nor is it by "
                        "transformers' class (--model-impl): "
                        f"{error.message.removeprefix(f'{where}: ')}") from None
-    if quantization in MADE_BITS:
-        made = MADE_BITS[quantization]
-        shape = replace(shape, grouped=online_grouped(made, group, head, False, ()))
-    if quantization == "fp8":
-        shape = replace(shape, fp8=Fp8Shape(0, online=True))
-    return replace(shape, max_model_len=within(shape.max_model_len, max_model_len))
 
 
 def read_shape(path: Path, config: Config) -> ModelShape:

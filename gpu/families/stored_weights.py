@@ -110,6 +110,23 @@ class StoredWeights(NamedTuple):
         """How this module's weight is stored, if it is quantised at all."""
         return next((how for names, how in self.rules if names.has(module)), self.default)
 
+    @property
+    def _most(self) -> StoredWeight | None:
+        """How the files have most weights."""
+        return self.default or next((how for _, how in self.rules if how is not None), None)
+
+    @property
+    def bits(self) -> float:
+        """Of a number in the files, its share of scales in two bytes counted."""
+        own = self._most
+        return 0.0 if own is None else own.bits + (16.0 * (2 - own.symmetric) / own.group
+                                                   if own.group else 0)
+
+    @property
+    def estimated(self) -> GroupedShape:
+        """The format in memory of most weights, of a model whose tensors are not known."""
+        return GroupedShape(self.source, self._most and self._most.held)
+
     def held(self, specs: Iterable[TensorSpec]) -> GroupedShape:
         """The formats of these tensors in memory. Those of embeddings are left as they are."""
         found = [(spec, self.of(spec.module)) for spec in specs

@@ -31,6 +31,7 @@ TOKEN_TABLE, TOKEN_PROJECTION, TOKEN_NORM = (
 SPREAD, MERGE = "model.altup_projections.", "model.altup_unembed_projections."
 """What makes streams of hidden states of embeddings, and one of them again; see `AltUpShape`."""
 EMBED_AND_HEAD = (EMBED, HEAD)
+OUTER = (*EMBED_AND_HEAD, f"{TOKEN_TABLE}.weight")
 """The tensors that are not a projection's and can be held in 4 to 8 bits."""
 ATTENTION = "self_attn."
 """What the names of an attention's tensors begin with, in a layer of any family."""
@@ -94,10 +95,10 @@ def stacks(specs: Iterable[TensorSpec]) -> list[list[TensorSpec]]:
 def held_format(grouped: GroupedShape | None, spec: TensorSpec) -> WeightFormat | None:
     """In how many bits this tensor is held; None: in its dtype.
 
-    Those of projections, and of embedding and head where they are named; what is in a file in a
-    format that no kernel takes is dequantised, and what is made takes the next smaller group.
+    Those of projections, and of OUTER where they are named; what is in a file in a format that no
+    kernel takes is dequantised, and what is made takes the next smaller group.
     """
-    outer = spec.name in EMBED_AND_HEAD
+    outer = spec.name in OUTER
     if grouped is None or not (grouped.names(spec.module) if outer else spec.projection):
         return None
     form, columns = grouped.format(spec.module), spec.shape[1]

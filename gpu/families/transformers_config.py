@@ -25,7 +25,6 @@ KINDS = {"full_attention": False, "attention": False, "sliding_attention": True}
 REFUSED = {
     "is_encoder_decoder": "cross attention to an encoder is not served",
     "kv_lora_rank": "attention over latents (MLA) is not served by transformers' classes",
-    "quantization_config": "transformers' classes are served with weights that are not quantised",
 }
 """Fields that must be false or absent, and why."""
 
@@ -53,9 +52,10 @@ def require_class(name: str, raw: dict[str, Any], where: Path, near: str) -> Non
                    f"for text generation{code}")
 
 
-def any_decoder(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
-    """Reader of any text config. Raises `BadModel` naming the field that is missing, or that asks
-    for what is not served."""
+def any_decoder(raw: dict[str, Any], where: Path, dtype: str, bits: float = 0) -> ModelShape:
+    """Reader of any text config. bits: of a number in the files' layers, its share of scales
+    counted, where they are quantised. Raises `BadModel` naming the field that is missing, or that
+    asks for what is not served."""
     text = text_config(raw)
     kept = {key: raw[key] for key in ("dtype", "torch_dtype", *REFUSED) if raw.get(key)}
     text = {**kept, **text}
@@ -76,14 +76,17 @@ def any_decoder(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     kv_heads = get.int("num_key_value_heads", heads)
     stored = checkpoint_bytes(where.parent)
     asked = text.get("dtype") or text.get("torch_dtype") or "float32"
-    dense = (2 - tied) * vocab * hidden + layers * hidden * (
-        2 * (heads + kv_heads) * head_dim + 3 * inner)
+    plain, outer = 8 * DTYPE_BYTES.get(str(asked), 4), (2 - tied) * vocab * hidden
+    numbers = outer + layers * hidden * (2 * (heads + kv_heads) * head_dim + 3 * inner)
+    if stored:
+        outer = min(outer, 8 * stored // plain)
+        numbers = outer + int((8 * stored - outer * plain) // (bits or plain))
     return ModelShape(
         architecture=str(raw["architectures"][0]), vocab_size=vocab, hidden=hidden,
         intermediate=inner, layers=layers, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
         norm_eps=1e-6, tied=tied, ropes=(), windows=_windows(get, layers),
         max_model_len=max_model_len(raw), dtype=name, attention_scale=head_dim**-0.5,
-        by_transformers=stored // DTYPE_BYTES.get(str(asked), 4) if stored else dense)
+        by_transformers=numbers)
 
 
 def _windows(get: Fields, layers: int) -> tuple[int, ...]:

@@ -166,7 +166,7 @@ class DecodePrograms:
         try:
             program, out = self._capturer.capture(partial(self._layers, shape))
         except NotRecordable as why:
-            self.fault = f"{why} cannot be captured"
+            self.fault = f"{why} has no kernel in C"
             LOG.debug("decode steps of %d x %d rows run operation by operation: %s", *shape,
                       self.fault)
             return None

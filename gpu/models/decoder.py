@@ -317,9 +317,13 @@ class Decoder(LoadedModel):
 
     def embeddings(self, tokens: Tensor) -> Tensor:
         """Rows of the embedding, not scaled. tokens: i64[T] -> [T, hidden]."""
-        if isinstance(self.embed, Tensor):
-            return self.embed.index_select(0, tokens)
-        return self.embed.rows(tokens, self.dtype)
+        return self.looked_up(self.embed, tokens)
+
+    def looked_up(self, table: Tensor | RowLookup, ids: Tensor) -> Tensor:
+        """Rows of a table, which may be in codes. ids: i64[T]."""
+        if isinstance(table, Tensor):
+            return table.index_select(0, ids)
+        return table.rows(ids, self.dtype)
 
     def ropes_at(self, positions: Tensor) -> list[Tensor]:
         """Returns the rope rows of a step: [T, 2, 1, head_dim] each. positions: i64[T]; or

@@ -181,7 +181,7 @@ class GemmaLM(Decoder):
                 source = self.layers[self.shape.kv_sources[i]].mixer
                 layer.mixer.kv_scales = getattr(source, "kv_scales", None)
         if self.shape.token_inputs is not None:
-            self.token_table = whole.pop(f"{TOKEN_TABLE}.weight")
+            self.token_table, _ = whole.embedding(TOKEN_TABLE, is_head=False)
             self.token_projection = whole.linear(False, TOKEN_PROJECTION)
             self.token_norm = whole.norm(TOKEN_NORM)
         if self.shape.altup is not None:
@@ -199,7 +199,7 @@ class GemmaLM(Decoder):
         if (given := s.token_inputs) is None:
             return []
         known = torch.where(tokens < given.vocab, tokens, 0)
-        by_id = self.token_table.index_select(0, known) * rounded(given.size ** 0.5, s.dtype)
+        by_id = self.looked_up(self.token_table, known) * rounded(given.size ** 0.5, s.dtype)
         by_embedding = self.token_projection(hidden[:, :s.hidden].contiguous()) * s.hidden ** -0.5
         normed = self.ops.rms_norm(by_embedding.view(-1, given.size), self.token_norm, s.norm_eps)
         return [(normed.view(by_id.shape) + by_id) * 2.0 ** -0.5]

@@ -10,7 +10,7 @@ where the class has linear layers."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.models.gguf_folder import gguf_source
-from actorium.actors.models.model_dir import read_config
 from actorium.gpu.attention.backend_choice import StepAttention, select_attention
 from actorium.gpu.families.architectures import unsupported
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.stored_weights import HEAD
 from actorium.gpu.families.transformers_config import any_decoder
+from actorium.gpu.families.weight_formats import ONLINE
 from actorium.gpu.models.decoder import LoadedModel
 from actorium.gpu.models.forward_context import GroupContext
 from actorium.gpu.models.transformers_trace import (
@@ -38,11 +38,17 @@ from actorium.gpu.models.transformers_trace import (
     body_and_head,
     error_line,
     handled_by,
-    register,
     replace_norms,
     replace_products,
     split_layers,
     traced,
+)
+from actorium.gpu.models.transformers_weights import (
+    StoredRows,
+    completed,
+    read_model,
+    read_stored,
+    stored_checkpoint,
 )
 from actorium.gpu.parallel.rank_group import RankGroup
 from actorium.gpu.plan.graph_memory import BY_TRANSFORMERS
@@ -51,15 +57,15 @@ from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.states import RecurrentBatch
 from actorium.gpu.weights.dtypes import TORCH_DTYPES
 from actorium.gpu.weights.fp8_weights import quantised
+from actorium.gpu.weights.lazy_tensors import materialised
 from actorium.gpu.weights.loader import Progress
 from actorium.gpu.weights.online_quantisation import quantised_rows
 from actorium.gpu.weights.safetensors_reader import checkpoint_files
 from actorium.kernels.cpu.native_ops import NativeOps
+from actorium.kernels.linear import Reordered
 from actorium.kernels.reference.kv import write_kv
 
 LOG = logging.getLogger("actorium.model")
-STRIPPED = ("auto_map", "attn_implementation", "experts_implementation", "transformers_weights")
-"""Fields of a config that transformers is not given."""
 ROUTERS = ("gate", "router")
 """What linear layers are called that choose experts, which stay as they are."""
 MIXED = 0.01
@@ -81,13 +87,12 @@ class TransformersModel(LoadedModel):
         if group.place.size > 1:
             split_layers(model, group.place, lambda y: group.reduce_to(y.flatten(0, -2), y.dtype
                                                                        ).view(y.shape))
-        model.to(device)
-        made = shape.grouped or shape.fp8
+        made = shape.grouped or shape.fp8 or any(hasattr(own, "stored") for own in model.modules())
         if trace.products and (made or isinstance(self.ops, NativeOps)):
-            apart = [name for name, own in model.named_modules()
-                     if own is model.get_output_embeddings()]
-            replace_products(model, lambda name, weight, bias: self.ops.linear(
-                self._held(name, weight, name in apart), bias), self.dtype)
+            head = model.get_output_embeddings()
+            replace_products(model, lambda name, own: self._product(name, own, own is head),
+                             self.dtype)
+        model.to(device)
         if isinstance(self.ops, NativeOps):
             replace_norms(model, self.ops.rms_norm, self.dtype)
         self.layers_by = f"transformers {transformers.__version__}"
@@ -95,14 +100,25 @@ class TransformersModel(LoadedModel):
         self._places = [(*shape.group_and_index(i), call.scale / shape.attention_scale)
                         for i, call in enumerate(trace.calls)]
 
-    def _held(self, name: str, weight: Tensor, head: bool) -> Tensor:
-        """The weight as it is to be held: `--quantization`. name: the layer's alone."""
+    def _product(self, name: str, layer: nn.Linear, head: bool) -> Callable[[Tensor], Tensor]:
+        """Ours in the place of a linear layer. name: that of the layer alone."""
+        bias = None if layer.bias is None else layer.bias.data.to(self.device)
+        stored = getattr(layer, "stored", None) or StoredRows(layer.weight.data, None)
+        weight = materialised(stored.weight).to(self.device)
+        if weight.is_floating_point():
+            weight = self._made(name, weight, head)
+        product = self.ops.linear(weight, bias)
+        return product if stored.order is None else Reordered(product, stored.order)
+
+    def _made(self, name: str, weight: Tensor, head: bool) -> Tensor:
+        """The weight as `--quantization` makes it."""
         shape = self.shape
         if name in ROUTERS or head and (shape.tied or shape.grouped is None):
             return weight
         if shape.fp8 is not None:
-            return quantised(weight, shape.fp8)
-        form = shape.grouped.format(HEAD if head else name) if shape.grouped else None
+            return quantised(weight, shape.fp8) if shape.fp8.online else weight
+        made = shape.grouped if shape.grouped and shape.grouped.source == ONLINE else None
+        form = made.format(HEAD if head else name) if made else None
         form = form.fitting(weight.shape[1]) if form else None
         return weight if form is None else quantised_rows(weight, form, self.device)
 
@@ -162,16 +178,18 @@ def load_transformers(path: Path, config: Config, device: torch.device, shape: M
     kind = _class_of(shape.architecture, where)
     if gguf_source(path) is not None:
         raise BadModel(f"{path}: transformers' classes (--model-impl) are not served from GGUF")
-    full = _completed(kind, path)
+    full = completed(kind, path)
     raw = {**full.to_dict(), "architectures": [shape.architecture]}
     raw["dtype"] = shape.dtype
     shape = replace(any_decoder(raw, where, shape.dtype), max_model_len=shape.max_model_len,
-                    grouped=shape.grouped, fp8=shape.fp8)
+                    by_transformers=shape.by_transformers, grouped=shape.grouped, fp8=shape.fp8)
+    if (stored := stored_checkpoint(path, config, device, shape)) is not None:
+        shape = replace(shape, fp8=stored.fp8_shape)
     part = shape.split(group.place.size)
     _require_fixed_ropes(full, shape, where)
     dtype = TORCH_DTYPES[shape.dtype]
     trace = traced(kind, full, dtype, shape.max_model_len, where, group.place)
-    if (shape.grouped or shape.fp8) and not trace.products:
+    if (shape.grouped or shape.fp8) and not trace.products and stored is None:
         raise BadConfig(f"quantization: {config.model.quantization} is not served for "
                         f"{shape.architecture}, which looks at the weights of its linear layers",
                         "model.quantization")
@@ -180,10 +198,12 @@ def load_transformers(path: Path, config: Config, device: torch.device, shape: M
     if config.model.load_format == "dummy":
         model = _random(kind, full, dtype, device, config.model.seed)
         progress("dummy", 1, 1)
+    elif stored is not None:
+        model = read_stored(kind, full, dtype, path, stored, trace, group.place, progress)
     else:
         checkpoint_files(path)  # says what is wrong with an index or a file
         progress("transformers", 0, 1)
-        model = _read(kind, full, dtype, path)
+        model = read_model(kind, full, dtype, path)
         progress("transformers", 1, 1)
     model.eval().requires_grad_(False)
     made = TransformersModel(shape, device, attention, model, trace, config.device.native_kernels,
@@ -221,39 +241,6 @@ def _class_of(name: str, where: Path) -> Any:
         raise BadModel(f"{where}: {unsupported(name)}; nor is it by transformers' class "
                        "(--model-impl), which does not support its attention interface")
     return kind
-
-
-def _stripped(raw: dict[str, Any]) -> dict[str, Any]:
-    """A config without what would say which code runs, or which files are read."""
-    return {key: _stripped(own) if isinstance(own, dict) else own for key, own in raw.items()
-            if not key.startswith("_") and key not in STRIPPED}
-
-
-def _completed(kind: Any, path: Path) -> Any:
-    """The config with all that the class adds to it. Raises `BadModel`."""
-    register()
-    known, raw = kind.config_class, _stripped(read_config(path))
-    if raw.get("model_type") != known.model_type:  # that of a class with more than text
-        raw = next((own for own in raw.values() if isinstance(own, dict)
-                    and own.get("model_type") == known.model_type), raw)
-    try:
-        return known.from_dict(raw)
-    except Exception as error:
-        raise BadModel(f"{path / 'config.json'}: transformers: {error_line(error)}") from error
-
-
-def _read(kind: Any, full: Any, dtype: torch.dtype, path: Path) -> Any:
-    """The model of transformers with the checkpoint's weights. Raises `BadModel`."""
-    try:
-        model, info = kind.from_pretrained(
-            str(path), config=full, dtype=dtype, attn_implementation=PAGED, local_files_only=True,
-            use_safetensors=True, output_loading_info=True)
-    except Exception as error:
-        raise BadModel(f"{path}: transformers cannot load it: {error_line(error)}") from error
-    if missing := sorted(info["missing_keys"]):
-        raise BadModel(f"{path}: no tensor {missing[0]}"
-                       + (f", and {len(missing) - 1} more" if len(missing) > 1 else ""))
-    return model
 
 
 def _random(kind: Any, full: Any, dtype: torch.dtype, device: torch.device, seed: int) -> Any:

@@ -52,6 +52,14 @@ class AttentionCall(NamedTuple):
     """Scores beside the tokens' own, one for each head, take part in its softmax."""
 
 
+class LinearWeight(NamedTuple):
+    """That of a linear layer."""
+
+    shape: tuple[int, int]
+    across: int | None
+    """What ranks share out of it: 0, its rows; 1, its columns; None: nothing."""
+
+
 class Trace(NamedTuple):
     """What a class does in a forward pass."""
 
@@ -61,6 +69,8 @@ class Trace(NamedTuple):
     """Width of its logits."""
     products: bool
     """It only calls its linear layers, so that others can stand in their place."""
+    linears: dict[str, LinearWeight]
+    """By name, of the whole model."""
 
 
 Handler = Callable[..., tuple[Tensor, None]]
@@ -161,17 +171,14 @@ class _Product(nn.Module):
         return y.view(*x.shape[:-1], y.shape[-1])
 
 
-def replace_products(model: nn.Module, make: Callable[[str, Tensor, Tensor | None],
-                                                       Callable[[Tensor], Tensor]],
-                      dtype: torch.dtype) -> None:
+def replace_products(model: nn.Module, make: Callable[[str, nn.Linear], Callable[[Tensor], Tensor]],
+                     dtype: torch.dtype) -> None:
     """Puts products of ours in the place of linear layers, one after the other, so that no more
-    than one weight lies there twice. make: of a layer's name, weight and bias."""
+    than one weight lies there twice. make: of a layer's name in what it is a part of."""
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
             if type(layer) is nn.Linear and layer.weight.dtype is dtype:
-                bias = None if layer.bias is None else layer.bias.data
-                setattr(parent, name, _Product(make(name, layer.weight.data, bias),
-                                               layer.in_features))
+                setattr(parent, name, _Product(make(name, layer), layer.in_features))
 
 
 def replace_norms(model: nn.Module, norm: Callable[..., Tensor], dtype: torch.dtype) -> None:
@@ -196,9 +203,14 @@ def replace_norms(model: nn.Module, norm: Callable[..., Tensor], dtype: torch.dt
 # --- Parts of several ranks -----------------------------------------------------------------------
 
 WHOLE = ("colwise_gather_output", "rowwise_split_input", "replicated_with_grad_allreduce",
-         "embedding_rowwise")
-"""Kinds of a class's plan for ranks that make of a whole input a whole output: each rank has the
-whole weight."""
+         "embedding_rowwise", "local_params")
+"""Kinds of a class's plan for ranks that make of a whole input a whole output, of which each rank
+has the whole weight; and what is said of a module whose parameters have kinds of their own."""
+LLAMA_PLAN = {**dict.fromkeys(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+                               "mlp.gate_proj", "mlp.up_proj"), "colwise"),
+              **dict.fromkeys(("self_attn.o_proj", "mlp.down_proj"), "rowwise")}
+PLANS = dict.fromkeys(("Emu3ForCausalLM", "HunYuanDenseV1ForCausalLM"), LLAMA_PLAN)
+"""Of classes without a plan of their own, of each layer."""
 EXPERTS = "moe_tp_experts"
 """The kind of experts whose weights lie in one tensor, and whose inner width is shared out."""
 SUMS = Callable[[Tensor], Tensor]
@@ -216,17 +228,32 @@ class _SummedPart(nn.Module):
         return self.sums(y)
 
 
-def split_layers(model: Any, place: RankPlace, sums: SUMS) -> None:
-    """Cuts linear layers and experts by the class's own plan for ranks. sums: over all of them.
-    Raises `Unserved`, which `traced` names."""
-    plan, rank, size = model.tp_plan, place.rank, place.size
+def _planned(model: Any) -> Iterator[tuple[str, Any, str]]:
+    """(name, module or parameter, kind) of the parts that ranks share out by the class's own plan,
+    or by ours. Raises `Unserved`."""
+    own = PLANS.get(type(model).__name__, {})
+    plan = {f"{model.base_model_prefix}.layers.*.{part}": kind
+            for part, kind in own.items()} or model.tp_plan
     if not any(kind == "rowwise" for kind in plan.values()):
         raise Unserved("it has no plan for ranks (base_model_tp_plan; --tp)")
     kinds = {re.compile(re.escape(name).replace(r"\*", r"\w+")): kind
              for name, kind in plan.items()}
-    for name, module in list(model.named_modules()):
+    alone = ((name, param) for name, param in model.named_parameters() if param.dim() == 1)
+    for name, part in [*model.named_modules(), *alone]:
         kind = next((kind for own, kind in kinds.items() if own.fullmatch(name)), "replicated")
-        if kind in (*WHOLE, "replicated"):
+        if kind not in (*WHOLE, "replicated"):
+            yield name, part, kind
+
+
+def split_layers(model: Any, place: RankPlace, sums: SUMS) -> None:
+    """Cuts linear layers and experts by the class's own plan for ranks. sums: over all of them.
+    Raises `Unserved`, which `traced` names."""
+    rank, size = place.rank, place.size
+    for name, module, kind in list(_planned(model)):
+        parent, _, own_name = name.rpartition(".")
+        if isinstance(module, nn.Parameter) and kind == "colwise" and len(module) % size == 0:
+            setattr(model.get_submodule(parent), own_name, nn.Parameter(
+                module.data.chunk(size)[rank].clone(), False))  # a number for each head
             continue
         if kind == EXPERTS and _split_experts(module, place):
             module.register_forward_hook(lambda _, given, y: sums(y))
@@ -238,29 +265,32 @@ def split_layers(model: Any, place: RankPlace, sums: SUMS) -> None:
         if width % size:
             raise Unserved(f"{name} has {width} {('rows', 'columns')[across]}, which {size} ranks "
                            "(--tp) cannot share out")
-        module.weight = nn.Parameter(module.weight.data.chunk(size, across)[rank].clone(), False)
+        part = module.weight.data.chunk(size, across)[rank]
+        whole = part.untyped_storage().nbytes() > part.nbytes
+        module.weight = nn.Parameter(part.clone() if whole else part, False)
         if module.bias is not None:
             bias = module.bias.data if across else module.bias.data.chunk(size)[rank]
             module.bias = nn.Parameter(bias * (not across or rank == 0), False)
         module.out_features, module.in_features = module.weight.shape
         if across:
-            parent, _, own_name = name.rpartition(".")
             setattr(model.get_submodule(parent), own_name, _SummedPart(module, sums))
 
 
 def _split_experts(module: Any, place: RankPlace) -> bool:
     """Leaves a rank its part of each expert's inner width: of `gate_up_proj`, [E, 2 * I, H], and
-    `down_proj`, [E, H, I]. False where they are laid out otherwise."""
+    `down_proj`, [E, H, I], or of both transposed. False where they are laid out otherwise."""
     own = {name: param.data for name, param in module.named_parameters()}
-    if set(own) != {"gate_up_proj", "down_proj"} or getattr(module, "is_transposed", False):
+    if set(own) != {"gate_up_proj", "down_proj"}:
         return False
     gate_up, down = own["gate_up_proj"], own["down_proj"]
-    inner = down.shape[-1]
-    if gate_up.dim() != 3 or gate_up.shape[1:] != (2 * inner, down.shape[1]) or inner % place.size:
+    rows, columns = (2, 1) if getattr(module, "is_transposed", False) else (1, 2)
+    inner = down.shape[columns]
+    if gate_up.dim() != 3 or gate_up.shape[rows] != 2 * inner or inner % place.size or (
+            gate_up.shape[columns] != down.shape[rows]):
         return False
-    halves = [half.chunk(place.size, 1)[place.rank] for half in gate_up.chunk(2, 1)]
-    module.gate_up_proj = nn.Parameter(torch.cat(halves, 1), False)
-    module.down_proj = nn.Parameter(down.chunk(place.size, 2)[place.rank].clone(), False)
+    halves = [half.chunk(place.size, rows)[place.rank] for half in gate_up.chunk(2, rows)]
+    module.gate_up_proj = nn.Parameter(torch.cat(halves, rows), False)
+    module.down_proj = nn.Parameter(down.chunk(place.size, columns)[place.rank].clone(), False)
     return True
 
 
@@ -326,16 +356,21 @@ def _trace(kind: Any, full: Any, dtype: torch.dtype, products: bool, place: Rank
         # Of the ways to run experts the one in which no shape follows from the numbers.
         model = kind._from_config(full, dtype=dtype, attn_implementation=TRACED,
                                   experts_implementation="batched_mm").eval()
+        shared = {name: int(kind == "rowwise") for name, _, kind in _planned(model)
+                  } if place.size > 1 else {}
+        linears = {name: LinearWeight((own.out_features, own.in_features), shared.get(name))
+                   for name, own in model.named_modules()
+                   if type(own) is nn.Linear and own.weight.dtype is dtype}
         if place.size > 1:
             split_layers(model, place, lambda y: y)
         if products:
-            replace_products(model, lambda _, weight, bias: lambda x: F.linear(x, weight, bias),
-                              dtype)
+            replace_products(model, lambda _, own: partial(F.linear, weight=own.weight,
+                                                           bias=own.bias), dtype)
         body, head = body_and_head(model)
         rows = body(input_ids=torch.zeros((1, TOKENS), dtype=torch.long), use_cache=False,
                     attention_mask=torch.ones((1, TOKENS), dtype=torch.bool),
                     position_ids=torch.arange(TOKENS)[None]).last_hidden_state[0]
-        return Trace(calls, head(rows).shape[-1], products)
+        return Trace(calls, head(rows).shape[-1], products, linears)
 
 
 def _call_of(query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict[str, Any]

@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import platform
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -35,6 +33,7 @@ from actorium import __version__
 from actorium.actors.config.parsed_values import PASSES
 from actorium.gpu.models.decoder import Decoder, LayerRun
 from actorium.gpu.passes.pass_manager import PassManager, bare_step, page_dtype
+from actorium.gpu.plan.choice_files import ChoiceFiles
 from actorium.kernels.cpu.native_library import cache_folder, processor_facts
 from actorium.kernels.inputs import HiddenStream
 
@@ -65,7 +64,7 @@ class Loss(msgspec.Struct, frozen=True):
 
 
 class PassChoice(msgspec.Struct, frozen=True):
-    """What was found, as it is remembered."""
+    """What was measured, as it is remembered."""
 
     key: dict[str, str]
     """What it depends on."""
@@ -89,14 +88,16 @@ class Chosen(NamedTuple):
     """It was there; nothing was measured."""
 
 
-def keep_winners(model: Decoder, on: tuple[str, ...], most: int) -> tuple[str, ...]:
+def keep_winners(model: Decoder, on: tuple[str, ...], most: int, run_dir: Path | None = None
+                 ) -> tuple[str, ...]:
     """Those of the passes `on` that lose in steps of no size up to `most` tokens. Of several ranks
-    the first one decides; all call this."""
+    the first one decides; all call this. run_dir: the engine's, whose workers all go by the first
+    one's choice."""
     group = model.group
     bits = torch.zeros(len(PASSES), dtype=torch.int64, device=model.device)
     if group.place.rank == 0:
         with group.alone():
-            chosen = remembered_choice(model, on, most)
+            chosen = remembered_choice(model, on, most, run_dir=run_dir)
         LOG.info("passes: %s", choice_text(chosen))
         kept = chosen.choice.kept(on)
         bits = torch.tensor([name in kept for name in PASSES], dtype=torch.int64,
@@ -105,18 +106,21 @@ def keep_winners(model: Decoder, on: tuple[str, ...], most: int) -> tuple[str, .
     return tuple(name for name, here in zip(PASSES, held, strict=True) if here)
 
 
-def remembered_choice(model: Decoder, on: tuple[str, ...], most: int,
-                      folder: Path | None = None) -> Chosen:
+def remembered_choice(model: Decoder, on: tuple[str, ...], most: int, folder: Path | None = None,
+                      run_dir: Path | None = None) -> Chosen:
     """What is remembered of this model on this machine; measured, and remembered, where nothing is.
     folder: default: the user's cache."""
     key = choice_key(model, on, most)
-    name = hashlib.sha256(msgspec.json.encode(key)).hexdigest()[:20]
-    path = (folder or cache_folder()) / f"passes-{name}.json"
-    if (found := read_choice(path, key)) is not None:
-        return Chosen(found, path, True)
-    choice = PassChoice(key, *_measured(model, on, most))
-    # Where the machine was too busy for a single size, the next start may find time.
-    return Chosen(_remember(path, choice) if choice.measured else choice, path, False)
+    files = ChoiceFiles.of("passes", key, folder or cache_folder(), run_dir)
+    choice = files.read(PassChoice)
+    remembered = choice is not None and set(choice.lost) <= set(PASSES)
+    if choice is None or not remembered:
+        choice = PassChoice(key, *_measured(model, on, most))
+        # Where the machine was too busy for a single size, the next engine may find time.
+        choice = files.remember(choice) if choice.measured else choice
+    with suppress(OSError):  # a full disk: the cache has it
+        files.keep(choice)
+    return Chosen(choice, files.cached, remembered)
 
 
 def choice_key(model: Decoder, on: Sequence[str], most: int) -> dict[str, str]:
@@ -199,52 +203,6 @@ def _lost(fused: Callable[[], float], apart: Callable[[], float],
             return None
         least, fewest = min(least, bare), min(fewest, own)
     return least, fewest
-
-
-# --- remembering ----------------------------------------------------------------------------------
-
-def read_choice(path: Path, key: dict[str, str]) -> PassChoice | None:
-    """What this user's file says; None where there is none, or it is not what `_remember` wrote for
-    this key."""
-    try:
-        if path.stat().st_uid != os.getuid():
-            return None
-        found = msgspec.json.decode(path.read_bytes(), type=PassChoice)
-    except (OSError, msgspec.DecodeError) as error:
-        if not isinstance(error, FileNotFoundError):
-            LOG.warning("%s: not read, passes are measured again: %s", path, error)
-        return None
-    return found if found.key == key and set(found.lost) <= set(PASSES) else None
-
-
-def _remember(path: Path, choice: PassChoice) -> PassChoice:
-    """Writes it down, whole or not at all. Returns that of another engine which was faster: all go
-    by the same one."""
-    try:
-        with _written(path, msgspec.json.format(msgspec.json.encode(choice), indent=1)) as scratch:
-            try:
-                os.link(scratch, path)
-            except FileExistsError:
-                if (other := read_choice(path, choice.key)) is not None:
-                    return other
-                os.replace(scratch, path)
-    except OSError as error:
-        LOG.warning("which passes are kept could not be remembered: %s", error)
-    return choice
-
-
-@contextmanager
-def _written(path: Path, text: bytes) -> Iterator[Path]:
-    """A new file beside `path`, removed afterwards if it still has its first name."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(text)
-        yield Path(name)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(name)
 
 
 def choice_text(chosen: Chosen) -> str:

@@ -66,6 +66,8 @@ class Graphs(NamedTuple):
     """On a CPU: of the largest decode step that is captured; each when the first such comes."""
     programs: Sequence[GraphShape] = ()
     """On a CPU: those that were captured at the start, where sizes were asked for."""
+    prevented: str = ""
+    """On a CPU: what keeps decode steps from being captured."""
 
     @property
     def summary(self) -> str:

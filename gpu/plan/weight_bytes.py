@@ -9,7 +9,7 @@ from itertools import groupby
 from actorium.gpu.families.architectures import model_tensors
 from actorium.gpu.families.fp8_config import BLOCK, Fp8Shape
 from actorium.gpu.families.model_shape import DTYPE_BYTES, ModelShape
-from actorium.gpu.families.tensor_specs import EMBED_AND_HEAD, TensorSpec, held_format, stacks
+from actorium.gpu.families.tensor_specs import OUTER, TensorSpec, held_format, stacks
 from actorium.gpu.families.weight_formats import GroupedShape, WeightFormat
 from actorium.gpu.plan.sizes import page_table_width
 
@@ -74,7 +74,7 @@ def _by_transformers(shape: ModelShape) -> dict[str, int]:
 def _grouped_products(grouped: GroupedShape | None, specs: Sequence[TensorSpec]
                       ) -> Iterator[tuple[WeightFormat, int, int]]:
     """(format, rows, columns) of each weight in 4 to 8 bits, neighbours in one format together."""
-    outer = [[spec] for spec in specs if spec.name in EMBED_AND_HEAD]
+    outer = [[spec] for spec in specs if spec.name in OUTER]
     for stack in (*stacks(specs), *outer):
         for form, own in groupby(stack, lambda spec: held_format(grouped, spec)):
             run = list(own)

@@ -220,7 +220,7 @@ class ComputeThread:
 
         group, self._gate = join_ranks(self._ctx)
         opened = open_device(self._ctx.config, self._ctx.epoch, self._report,
-                             {"import": perf_counter() - start}, group)
+                             {"import": perf_counter() - start}, group, self._ctx.run_dir)
         self._gate.timeout_s = group.timeout_s = STEP_TIMEOUT
         start = perf_counter()
         ahead = PagePrefault(opened.runner.pools,

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
@@ -43,7 +44,8 @@ from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.weights.dtypes import TORCH_DTYPES
 from actorium.gpu.worker.allocation import allocate, max_drafts
 from actorium.gpu.worker.disk_threads import DiskThreads
-from actorium.gpu.worker.exactness import departures, require_exact
+from actorium.gpu.worker.exact_choice import ExactFiles, Settled, exact_files, settle
+from actorium.gpu.worker.exactness import require_exact
 from actorium.gpu.worker.graph_setup import capture_graphs, capture_programs
 from actorium.gpu.worker.measure import (
     Footprint,
@@ -55,7 +57,7 @@ from actorium.gpu.worker.measure import (
     taken,
 )
 from actorium.gpu.worker.tiers import check_tiers, open_tiers, tier_capacity
-from actorium.gpu.worker.warmup import check_numbers, dummy_run, warm_up_kernels
+from actorium.gpu.worker.warmup import check_numbers, dummy_run, few_states, warm_up_kernels
 from actorium.kernels.backends import triton_fault
 
 LOG = logging.getLogger(__name__)
@@ -66,9 +68,6 @@ MALLOPT = {"M_TRIM_THRESHOLD": (-1, 1 << 30), "M_TOP_PAD": (-2, 64 << 20),
 POSITION_FLOATS = 6
 """Of each of a head's dimensions, for as long as a table of positions is made: its sine and cosine
 twice over, and the angles."""
-STATE_BYTES = 64 << 20
-"""Most of the state pool that the steps before the first request may touch on a CPU, where memory
-is taken when it is first written."""
 KERNELS = {"torch": "torch", "native": "C, built for this CPU", "triton": "Triton"}
 """Names of the backends of kernels, in the report."""
 
@@ -87,17 +86,17 @@ class OpenedDevice(NamedTuple):
 
 
 def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[str, float],
-                group: RankGroup = LoneRank()) -> OpenedDevice:
+                group: RankGroup = LoneRank(), run_dir: Path | None = None) -> OpenedDevice:
     """Loads the model, allocates, warms up. `seconds` (by phase) is completed and goes into
     `ready`. group: of the ranks that share the model, each of which calls this on a device of its
-    own.
+    own; run_dir: the engine's, which remembers what its workers chose by measuring.
 
     Raises `BadModel` or `BadConfig` with one line, and `GroupTimeout`.
     """
     device = pick_device(config.device, group.place)
     with _timed(seconds, "load"):
         report("loading", "")
-        model, weights = _load(config, device, report, group)
+        model, weights, files = _load(config, epoch, device, report, group, run_dir)
     require_exact(model, config.device.exact)
     with _timed(seconds, "allocate"):
         report("warming", "allocating")
@@ -110,12 +109,16 @@ def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[s
     graphs = capture_graphs(config, runner, footprint, report, seconds)
     if device.type == "cpu" and not any(graphs):
         graphs = capture_programs(config, runner, footprint, meter, report)
-    info = summarize(config, model, runner, plan, footprint, graphs, _device_name(device))
+    with _timed(seconds, "exact"):
+        exact = settle(config, runner, files)
+    if exact.switched and graphs.programs:  # these are of the exact kernels
+        graphs = capture_programs(config, runner, footprint, meter, report)
+    info = summarize(config, model, runner, plan, footprint, graphs, exact, _device_name(device))
     disk = open_tiers(runner, config, info, model.shape, epoch, group.place)
     if runner.staging is not None:
         footprint.measured["page_staging"] = runner.staging.nbytes
-    ready = _ready(config, epoch, runner, model.shape, info.device, seconds, group.place)
-    LOG.info("exact: %s", f"no: {info.inexact}" if info.inexact else "yes")
+    ready = _ready(config, epoch, runner, model.shape, info, seconds, group.place)
+    LOG.info("exact: %s", info.exact)
     LOG.info("-O%d: passes %s; graphs: %s", info.level, info.passes,
              info.graphs or f"none ({info.no_graphs or 'none were asked for'})")
     return OpenedDevice(runner, ready, footprint, meter, info, disk)
@@ -129,10 +132,10 @@ def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
     seconds[phase] = perf_counter() - start
 
 
-def _load(config: Config, device: torch.device, report: ReportPhase, group: RankGroup
-          ) -> tuple[LoadedModel, int]:
-    """The model with its weights, and their bytes; what the config alone rules out is refused
-    before it loads."""
+def _load(config: Config, epoch: int, device: torch.device, report: ReportPhase, group: RankGroup,
+          run_dir: Path | None) -> tuple[LoadedModel, int, ExactFiles]:
+    """The model with its weights, their bytes, and what is known of `--exact auto`; what the config
+    alone rules out is refused before it loads."""
     path = resolve(config.model.model)
     shape = read_shape(path, config).split(group.place.size)
     max_drafts(config, shape)
@@ -146,11 +149,12 @@ def _load(config: Config, device: torch.device, report: ReportPhase, group: Rank
     most = config.scheduler.max_num_batched_tokens
     if shape.by_transformers:
         import_module("transformers.modeling_utils")  # so that its memory is not the weights'
+    files = exact_files(config, shape, epoch, group, run_dir, device.type != "cpu")
     before = taken(device)
-    model = load_model(path, config, device,
+    model = load_model(path, files.to_load(config), device,
                        lambda what, done, of: report("loading", f"{what} {done}/{of}"), group,
-                       partial(keep_winners, most=most) if measured else keep_all)
-    return model, taken(device) - before
+                       partial(keep_winners, most=most, run_dir=run_dir) if measured else keep_all)
+    return model, taken(device) - before, files
 
 
 def _device_name(device: torch.device) -> str:
@@ -159,18 +163,18 @@ def _device_name(device: torch.device) -> str:
     return f"{device.type} {name}".strip()
 
 
-def _ready(config: Config, epoch: int, runner: ModelRunner, shape: ModelShape, device: str,
+def _ready(config: Config, epoch: int, runner: ModelRunner, shape: ModelShape, info: WorkerInfo,
            seconds: dict[str, float], place: RankPlace) -> Ready:
-    """The message to the scheduler; device: its name."""
+    """The message to the scheduler."""
     tables, states = runner.tables, runner.states
     return Ready(
         epoch=epoch, page_size=tables.page_size,
         groups=[PageGroup(pool.pages, group.window)
                 for pool, group in zip(runner.pools, shape.groups, strict=True)],
         slots=tables.slots, max_model_len=shape.max_model_len, vocab_size=shape.vocabulary,
-        device=device, checkpoints=states.checkpoints if states else 0,
+        device=info.device, checkpoints=states.checkpoints if states else 0,
         recurrent=states is not None, load_seconds=seconds, drafts=tables.drafts.max_drafts,
-        rank=place.rank, **tier_capacity(runner, config))
+        rank=place.rank, inexact=info.inexact, **tier_capacity(runner, config))
 
 
 def join_ranks(ctx: Context) -> tuple[RankGroup, StepGate]:
@@ -249,9 +253,7 @@ def _warm_up(config: Config, runner: ModelRunner, footprint: Footprint,
         return None
     dummy_run(runner, min(2, most))
     meter = WorkspaceMeter(footprint, cache_tensors(runner))
-    rows = runner.tables.slots
-    if runner.states is not None:
-        rows = max(1, STATE_BYTES * (rows + runner.states.checkpoints) // runner.states.bytes)
+    rows = few_states(runner)
     profile(meter, most, lambda tokens: dummy_run(runner, tokens, rows), group.agreed)
     return meter
 
@@ -259,7 +261,7 @@ def _warm_up(config: Config, runner: ModelRunner, footprint: Footprint,
 # --- the start report ----------------------------------------------------------------------------
 
 def summarize(config: Config, model: LoadedModel, runner: ModelRunner, plan: MemoryPlan,
-              footprint: Footprint, graphs: Graphs, device: str) -> WorkerInfo:
+              footprint: Footprint, graphs: Graphs, exact: Settled, device: str) -> WorkerInfo:
     """What was loaded and allocated, for the engine's start report. device: its name; graphs: those
     that were captured."""
     measured = footprint.measured
@@ -274,8 +276,8 @@ def summarize(config: Config, model: LoadedModel, runner: ModelRunner, plan: Mem
         checkpoints=plan.checkpoints, level=config.device.optimization_level,
         passes=config.device.passes, graphs=describe_graphs(graphs),
         capture_seconds=footprint.capture_seconds or 0.0,
-        no_graphs=_why_none(config, runner), kernels=_kernels(model),
-        attention=str(model.attention), inexact="; ".join(departures(model, config.device.exact)),
+        no_graphs=_why_none(config, runner, graphs), kernels=_kernels(model),
+        attention=str(model.attention), exact=exact.text, inexact=exact.inexact,
         drafts=runner.tables.drafts.max_drafts)
 
 
@@ -298,12 +300,12 @@ def _span(sizes: Sequence[int]) -> str:
     return f"{sizes[0]} to {sizes[-1]} ({len(sizes)} sizes)"
 
 
-def _why_none(config: Config, runner: ModelRunner) -> str:
+def _why_none(config: Config, runner: ModelRunner, graphs: Graphs) -> str:
     if why := why_no_graphs(config.device):
         return why
     if runner.arrays.device.type != "cuda":
-        return "" if runner.segments else (
-            runner.model.no_graphs or "not all of this model's kernels are C's")
+        return runner.model.no_graphs or (
+            f"decode steps are no program: {graphs.prevented}" if graphs.prevented else "")
     return why_eager(runner.model, runner.arrays.device).decodes
 
 

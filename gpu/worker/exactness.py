@@ -86,6 +86,25 @@ def _by_steps(layer: RecurrentLayer) -> bool:
     return isinstance(layer, Kda | Mamba1 | Mamba2 | ShortConv) and layer.native is not None
 
 
+def set_exact(model: LoadedModel, on: bool) -> bool:
+    """Lets the kernels of a loaded model that have two ways take this one. Returns whether there
+    are any."""
+    if not isinstance(model, Decoder):
+        return False
+    parts: list[Any] = [own for own in model.attention[:2]
+                        if isinstance(own, NativeAttention) and own.two_ways]
+    parts += [own.native for own in _mixers(model)
+              if isinstance(own, GatedDelta) and own.native is not None]
+    for part in parts:
+        part.exact = on
+    return bool(parts)
+
+
+def extends_two_ways(model: Decoder) -> bool:
+    """Whether prompts take kernels that have two ways."""
+    return any(isinstance(own, GatedDelta) and own.native is not None for own in _mixers(model))
+
+
 def require_exact(model: LoadedModel, asked: str) -> None:
     """Raise `BadConfig` where everything was asked to be exact and something is not."""
     if asked == "on" and (found := departures(model, asked)):

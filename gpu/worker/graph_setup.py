@@ -139,7 +139,7 @@ def _tell_left_out(left: dict[int, str]) -> None:
 def capture_programs(config: Config, runner: ModelRunner, footprint: Footprint,
                      meter: WorkspaceMeter | None, report: ReportPhase) -> Graphs:
     """On a CPU: captures the sizes that were asked for, the largest first; else a step of one row,
-    and lets the others be captured when they come. Logs why there are none."""
+    and lets the others be captured when they come. Says what prevents it, if anything does."""
     model = runner.model
     if not isinstance(model, Decoder):
         return Graphs([], [])
@@ -175,8 +175,7 @@ def capture_programs(config: Config, runner: ModelRunner, footprint: Footprint,
             runner.segments = programs
             return Graphs([], [], sizes.rows, asked)
         why = programs.fault
-    LOG.debug("decode steps are not captured: %s", why)
-    return Graphs([], [])
+    return Graphs([], [], prevented=why)
 
 
 class DeviceMemory(NamedTuple):

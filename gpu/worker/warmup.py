@@ -43,6 +43,9 @@ from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.tables import SlotTables
 from actorium.kernels.reference.torch_ops import TorchOps
 
+STATE_BYTES = 64 << 20
+"""Most of the state pool that the steps before the first request may touch on a CPU, where memory
+is taken when it is first written."""
 LONG = 8192
 """Tokens of the longest context that is run. From one or two thousand on keys are split among
 programs (`kernels.triton.extend.splits_of`, `kernels.triton.work.rule_of`), however many."""
@@ -186,6 +189,14 @@ def warmup_cases(t: SlotTables, budget: int) -> Iterator[WarmupCase]:
         yield WarmupCase([(0, few)], each, 0, params)
 
 
+def few_states(runner: ModelRunner) -> int:
+    """Returns how many sequences a step may have before the first request on a CPU."""
+    rows, states = runner.tables.slots - 1, runner.states
+    if states is None:
+        return max(1, rows)
+    return max(1, min(rows, STATE_BYTES * (rows + 1 + states.checkpoints) // states.bytes))
+
+
 def _powers(most: int) -> list[int]:
     """Returns 1, 2, 4, ... and `most`."""
     return sorted({1 << i for i in range(max(0, most).bit_length())} | {most}) if most > 0 else []
@@ -203,7 +214,7 @@ def run_case(runner: ModelRunner, what: WarmupCase) -> None:
     slots = np.arange(1, len(what.rows) + 1, dtype=np.int32)
     counts = np.array([count for _, count in what.rows], np.int32)
     runner.run(StepPlan(0, 0, admit=[
-        _admit(slot, cached + count + what.left, what.params)
+        admitted(slot, cached + count + what.left, what.params)
         for slot, (cached, count) in zip(slots.tolist(), what.rows, strict=True)]))
     for slot, (cached, _) in zip(slots.tolist(), what.rows, strict=True):
         t.sequences[slot].done = cached  # as if earlier chunks had computed them
@@ -214,12 +225,12 @@ def run_case(runner: ModelRunner, what: WarmupCase) -> None:
     beside = what.beside if other < t.slots else 0
     for drafts in what.drafts:
         runner.run(StepPlan(
-            0, 0, release=_i4(*[other] * (other in t.sequences)),
-            admit=[_admit(other, beside, what.params)] * bool(beside),
-            extend=_i4(other, beside) if beside else b"", decode=slots.tobytes(), drafts=drafts,
+            0, 0, release=i4(*[other] * (other in t.sequences)),
+            admit=[admitted(other, beside, what.params)] * bool(beside),
+            extend=i4(other, beside) if beside else b"", decode=slots.tobytes(), drafts=drafts,
             masks=_masks(t, what.params, slots.tolist(), window)))
         window = 1 + drafts
-    runner.run(StepPlan(0, 0, release=_i4(*t.sequences)))
+    runner.run(StepPlan(0, 0, release=i4(*t.sequences)))
 
 
 def _checkpoints(runner: ModelRunner) -> None:
@@ -229,14 +240,14 @@ def _checkpoints(runner: ModelRunner) -> None:
     if states is None or not states.checkpoints or t.max_len < 4:
         return
     saves = [(1, 1, 1), (1, min(2, states.checkpoints), 2)]
-    runner.run(StepPlan(0, 0, admit=[_admit(1, 2, GREEDY)], extend=_i4(1, 2),
-                        checkpoints=_i4(*saves[0], *saves[1])))
-    begins = _admit(1, 3, GREEDY, cached=2, checkpoint=1)
-    runner.run(StepPlan(0, 0, release=_i4(1), admit=[begins], extend=_i4(1, 1)))
-    runner.run(StepPlan(0, 0, release=_i4(1)))
+    runner.run(StepPlan(0, 0, admit=[admitted(1, 2, GREEDY)], extend=i4(1, 2),
+                        checkpoints=i4(*saves[0], *saves[1])))
+    begins = admitted(1, 3, GREEDY, cached=2, checkpoint=1)
+    runner.run(StepPlan(0, 0, release=i4(1), admit=[begins], extend=i4(1, 1)))
+    runner.run(StepPlan(0, 0, release=i4(1)))
 
 
-def _admit(slot: int, tokens: int, params: ResolvedParams, cached: int = 0,
+def admitted(slot: int, tokens: int, params: ResolvedParams, cached: int = 0,
            checkpoint: int = 0) -> Admit:
     return Admit(slot, bytes(4 * tokens), tokens, cached, b"", params, slot, checkpoint)
 
@@ -248,7 +259,7 @@ def _masks(t: SlotTables, params: ResolvedParams, slots: Sequence[int],
     return [RowMask(slot, row, bits) for slot in slots for row in range(window) if params.masked]
 
 
-def _i4(*values: int) -> bytes:
+def i4(*values: int) -> bytes:
     return np.array(values, np.int32).tobytes()
 
 

@@ -20,7 +20,8 @@ INLINE const bf16 *input_of(const Conv *c, const int64_t *run, int64_t t) {
                   : c->columns + (run[2] * (c->width - 1) + c->width - 1 + t) * c->channels;
 }
 
-INLINE void convolve_token(const Conv *c, const int64_t *run, int64_t t) {
+/* Not inlined: every caller rounds alike. */
+static __attribute__((noinline)) void convolve_token(const Conv *c, const int64_t *run, int64_t t) {
     const bf16 *x[MAX_WIDTH];
     float *y = c->out + (run[0] + t) * c->channels;
     for (int j = 0; j < c->width; j++) x[j] = input_of(c, run, t - c->width + 1 + j);
@@ -41,21 +42,33 @@ INLINE void keep_columns(const Conv *c, const int64_t *run, int64_t t, int64_t r
                 c->channels * sizeof(bf16));
 }
 
+/* A token, which is of this sequence. */
+INLINE void convolve_of(const Conv *c, const int64_t *run, int64_t t) {
+    if (run[2] >= 0) convolve_token(c, run, t - run[0]);
+    else memset(c->out + t * c->channels, 0, c->channels * sizeof(float));
+}
+
+/* The columns that sequence i leaves. */
+INLINE void keep_all_columns(const Conv *c, int64_t i) {
+    const int64_t *run = c->runs + 3 * i;
+    for (int64_t s = c->save_starts[i]; s < c->save_starts[i + 1]; s++)
+        if (c->saves[2 * s + 1] != run[2])
+            keep_columns(c, run, c->saves[2 * s], c->saves[2 * s + 1]);
+    if (run[2] >= 0) keep_columns(c, run, run[1], run[2]);
+}
+
+/* Sequence i, by one thread. */
+INLINE void convolve_run(const Conv *c, int64_t i) {
+    const int64_t *run = c->runs + 3 * i;
+    for (int64_t t = run[0]; t < run[0] + run[1]; t++) convolve_of(c, run, t);
+    keep_all_columns(c, i);
+}
+
 /* All tokens of `count` sequences, then the columns that they leave; within a parallel region.
  * owners: which sequence each token is of. */
 INLINE void convolve_all(const Conv *c, int64_t count, int64_t tokens, const int64_t *owners) {
 #pragma omp for schedule(static)
-    for (int64_t t = 0; t < tokens; t++) {
-        const int64_t *run = c->runs + 3 * owners[t];
-        if (run[2] >= 0) convolve_token(c, run, t - run[0]);
-        else memset(c->out + t * c->channels, 0, c->channels * sizeof(float));
-    }
+    for (int64_t t = 0; t < tokens; t++) convolve_of(c, c->runs + 3 * owners[t], t);
 #pragma omp for schedule(static)
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t *run = c->runs + 3 * i;
-        for (int64_t s = c->save_starts[i]; s < c->save_starts[i + 1]; s++)
-            if (c->saves[2 * s + 1] != run[2])
-                keep_columns(c, run, c->saves[2 * s], c->saves[2 * s + 1]);
-        if (run[2] >= 0) keep_columns(c, run, run[1], run[2]);
-    }
+    for (int64_t i = 0; i < count; i++) keep_all_columns(c, i);
 }

@@ -25,6 +25,8 @@ class Runs(NamedTuple):
     """[.., 2]: tokens, row; those of a sequence follow one another, rising"""
     starts: Tensor
     """[S + 1]: where they begin"""
+    owners: Tensor
+    """[T]: which sequence each token is of"""
 
 
 def plan_runs(runs: Sequence[ExtendRun]) -> Runs:
@@ -35,8 +37,9 @@ def plan_runs(runs: Sequence[ExtendRun]) -> Runs:
         at += run.length
         saves += sorted(run.saves)
         starts.append(len(saves))
+    lengths = torch.tensor([run.length for run in runs])
     return Runs(len(runs), torch.tensor(table), torch.tensor(saves or [(0, 0)]),
-                torch.tensor(starts))
+                torch.tensor(starts), torch.repeat_interleave(lengths))
 
 
 class NativeDelta:
@@ -49,10 +52,9 @@ class NativeDelta:
                  exact: bool = False) -> None:
         """conv: f32[W, channels]; decay, bias: f32[HV]; norm: f32[V]; all contiguous.
         tiles: blocks of extends go by tiles; None: where that is faster. exact: extends go token by
-        token, and have the bits of as many steps."""
+        token, and have the bits of as many steps; may be changed between two steps."""
         self.lib, self.threads, self.eps = lib, threads, eps
         self.exact = exact
-        self._extend = lib.delta_extend_steps if exact else lib.delta_extend
         self.held = (conv, decay, bias, norm)
         self.conv, self.decay, self.bias, self.norm = (t.data_ptr() for t in self.held)
         self.width = heads.values * heads.value_dim
@@ -89,7 +91,8 @@ class NativeDelta:
         """Many tokens a sequence; states and columns are kept where the plan says."""
         out = p.new_empty((len(p), self.width))
         sizes = self.sizes[states.dtype is torch.bfloat16]
-        self._extend(
+        run = self.lib.delta_extend_steps if self.exact else self.lib.delta_extend
+        run(
             p.data_ptr(), p.stride(0), plan.number, plan.runs.data_ptr(), plan.saves.data_ptr(),
             plan.starts.data_ptr(), columns.data_ptr(), self.conv, states.data_ptr(), self.decay,
             self.bias, self.norm, out.data_ptr(), sizes.data_ptr(), self.eps, self.threads)

@@ -1,6 +1,7 @@
 /* Kimi Delta Attention (`kernels/reference/kda.py`), token by token, with its gates: prompts and
  * decodes run the same code, so that they have the same bits. A head of a sequence is a task. */
 #include "delta.h"
+#include "program.h"
 
 #define MAX_HEAD 256
 
@@ -56,7 +57,7 @@ static void kda_token(const Kda *m, int64_t token, int head, float *state) {
         for (int64_t i = 0; i < (int64_t)n * n; i++) state[i] = wide(narrow(state[i]));
 }
 
-static void kda_run(const Kda *m, int64_t i, int head) {
+static __attribute__((noinline)) void kda_run(const Kda *m, int64_t i, int head) {
     const int64_t *run = m->runs + 3 * i;
     int64_t save = m->save_starts[i];
     if (run[2] < 0) { /* padding: there is no such state */
@@ -83,4 +84,12 @@ void kda_steps(const float *qkv, const bf16 *f, const bf16 *b, int64_t count, co
 #pragma omp parallel for schedule(static) num_threads(threads) if (count * heads > 1)
     for (int64_t task = 0; task < count * heads; task++)
         kda_run(&m, task / heads, (int)(task % heads));
+}
+
+/* A head of a sequence. */
+void kda_task(const float *qkv, const bf16 *f, const bf16 *b, const int64_t *runs, const int64_t *saves,
+              const int64_t *save_starts, void *states, const float *decay, const float *bias, float *y,
+              int heads, int dim, int narrow_states, int64_t task) {
+    Kda m = {qkv, f, b, runs, saves, save_starts, states, decay, bias, y, heads, dim, narrow_states};
+    kda_run(&m, task / heads, (int)(task % heads));
 }

@@ -4,6 +4,7 @@
  *
  * Channels are convolved first, as those of b and c serve many heads; then each head is a task. */
 #include "conv.h"
+#include "program.h"
 
 typedef struct {
     const bf16 *p;      /* [tokens, stride]: x, b, c (the convolution's channels), dt */
@@ -110,7 +111,7 @@ static void advance_token(const Mamba *m, int64_t token, int head, void *state) 
 }
 
 /* A head of a sequence, all its tokens; its state is kept on the way where the plan says. */
-static void advance_run(const Mamba *m, int64_t i, int head) {
+static __attribute__((noinline)) void advance_run(const Mamba *m, int64_t i, int head) {
     const int64_t *run = m->runs + 3 * i;
     int64_t save = m->save_starts[i], inner = (int64_t)m->heads * m->head_dim;
     size_t size = (size_t)m->head_dim * m->state_dim * (m->narrow_states ? 2 : 4);
@@ -151,6 +152,28 @@ void mamba_steps(const bf16 *p, int64_t stride, int64_t count, int64_t tokens, c
     }
 }
 
+/* The same in tasks: in phase 0 a sequence's convolution, in phase 1 a head of one. */
+void mamba_task(const bf16 *p, int64_t stride, int64_t count, int64_t tokens, const int64_t *owners,
+                const int64_t *runs, const int64_t *saves, const int64_t *save_starts,
+                bf16 *columns, const float *conv, const float *conv_bias, void *states,
+                const float *a, const float *skip, const float *bias, float *mixed, float *y,
+                const int *sizes, float low, float high, int phase, int64_t task) {
+    Mamba m = {p, stride, runs, saves, save_starts, states, a, skip, bias, mixed, y, sizes[1],
+               sizes[2], sizes[3], sizes[4], sizes[5], low, high};
+    Conv c = {p, stride, runs, saves, save_starts, columns, conv, conv_bias, mixed,
+              mixed_channels(&m), sizes[0], 1};
+    if (phase) advance_run(&m, task / m.heads, (int)(task % m.heads));
+    else convolve_run(&c, task);
+}
+
+void conv_task(const bf16 *p, int64_t stride, const int64_t *runs, const int64_t *saves,
+               const int64_t *save_starts, bf16 *columns, const float *weight, const float *bias,
+               float *out, int64_t channels, int width, int activate, int64_t task) {
+    Conv c = {p, stride, runs, saves, save_starts, columns, weight, bias, out, channels, width,
+              activate};
+    convolve_run(&c, task);
+}
+
 /* A convolution alone; see `Conv`. */
 void conv_steps(const bf16 *p, int64_t stride, int64_t count, int64_t tokens, const int64_t *owners,
                 const int64_t *runs, const int64_t *saves, const int64_t *save_starts,
@@ -162,21 +185,26 @@ void conv_steps(const bf16 *p, int64_t stride, int64_t count, int64_t tokens, co
     convolve_all(&c, count, tokens, owners);
 }
 
+/* A part of a row; see `norm_gated`. */
+__attribute__((noinline)) void norm_gated_part(const float *y, const float *weight, const bf16 *z, int64_t stride, bf16 *out,
+                     int dim, int groups, float eps, int64_t part) {
+    int each = dim / groups;
+    int64_t row = part / groups, from = part % groups * each;
+    const float *x = y + row * dim + from;
+    const bf16 *gate = z + row * stride + from;
+    float gated[each], sum = 0;
+    for (int i = 0; i < each; i++) gated[i] = x[i] * silu(wide(gate[i]));
+    for (int i = 0; i < each; i++) sum += gated[i] * gated[i];
+    float scale = 1.0f / sqrtf(sum / each + eps);
+    for (int i = 0; i < each; i++)
+        out[row * dim + from + i] = narrow(gated[i] * scale * weight[from + i]);
+}
+
 /* out = norm of y * silu(z) over each of `groups` parts of a row, * weight. y: [rows, dim]; z: [rows,
  * stride]. */
 void norm_gated(const float *y, const float *weight, const bf16 *z, int64_t stride, bf16 *out,
                 int64_t rows, int dim, int groups, float eps, int threads) {
-    int each = dim / groups;
 #pragma omp parallel for schedule(static) num_threads(threads) if (rows * dim > 32768)
-    for (int64_t part = 0; part < rows * groups; part++) {
-        int64_t row = part / groups, from = part % groups * each;
-        const float *x = y + row * dim + from;
-        const bf16 *gate = z + row * stride + from;
-        float gated[each], sum = 0;
-        for (int i = 0; i < each; i++) gated[i] = x[i] * silu(wide(gate[i]));
-        for (int i = 0; i < each; i++) sum += gated[i] * gated[i];
-        float scale = 1.0f / sqrtf(sum / each + eps);
-        for (int i = 0; i < each; i++)
-            out[row * dim + from + i] = narrow(gated[i] * scale * weight[from + i]);
-    }
+    for (int64_t part = 0; part < rows * groups; part++)
+        norm_gated_part(y, weight, z, stride, out, dim, groups, eps, part);
 }

@@ -14,6 +14,10 @@ from actorium.kernels.reference.ssd import SSDSizes
 
 MAX_STATE, MAX_HEAD = 64, 256
 """Of `scan.c`, and of `kda.c`."""
+MANY = 4096
+CONSTANTS = (torch.zeros(MANY, dtype=torch.int64), torch.ones(MANY, dtype=torch.int64),
+             torch.arange(MANY))
+"""What plans of single tokens are made of: what is recorded of a step may not be allocated by it."""
 
 
 class NativeMamba:
@@ -40,12 +44,11 @@ class NativeMamba:
     def extend(self, x: Tensor, columns: Tensor, states: Tensor, plan: Runs) -> Tensor:
         """Many tokens a sequence; states and columns are kept where the plan says. x: the
         convolution's channels, and dt -> f32[T, H, P]."""
-        owners = torch.repeat_interleave(plan.runs[:, 1])
         s = self.sizes
         y = torch.empty((len(x), s.heads, s.head_dim))
         mixed = torch.empty((len(x), s.channels))
         self.lib.mamba_steps(
-            x.data_ptr(), x.stride(0), plan.number, len(x), owners.data_ptr(),
+            x.data_ptr(), x.stride(0), plan.number, len(x), plan.owners.data_ptr(),
             plan.runs.data_ptr(), plan.saves.data_ptr(), plan.starts.data_ptr(),
             columns.data_ptr(), self._conv, self._conv_bias, states.data_ptr(), self._a,
             self._skip, self._bias, mixed.data_ptr(), y.data_ptr(),
@@ -80,10 +83,9 @@ class NativeConv:
 
     def extend(self, x: Tensor, columns: Tensor, plan: Runs) -> Tensor:
         """Many tokens a sequence; columns are kept where the plan says: f32[T, C]."""
-        owners = torch.repeat_interleave(plan.runs[:, 1])
         out = torch.empty((len(x), self.channels))
         self.lib.conv_steps(
-            x.data_ptr(), x.stride(0), plan.number, len(x), owners.data_ptr(),
+            x.data_ptr(), x.stride(0), plan.number, len(x), plan.owners.data_ptr(),
             plan.runs.data_ptr(), plan.saves.data_ptr(), plan.starts.data_ptr(),
             columns.data_ptr(), self._weight, self._bias, out.data_ptr(), self.channels,
             self.width, self.activate, self.threads)
@@ -155,9 +157,11 @@ class NativeKda:
 def single_tokens(rows: Tensor) -> Runs:
     """The plan of one token for each of these rows, i64[T]."""
     count = len(rows)
-    runs = torch.stack((torch.arange(count), torch.ones_like(rows), rows), 1)
-    return Runs(count, runs, torch.zeros((1, 2), dtype=torch.int64),
-                torch.zeros(count + 1, dtype=torch.int64))
+    zeros, ones, numbers = (own[:count + 1] for own in CONSTANTS) if count < MANY else (
+        torch.zeros(count + 1, dtype=torch.int64), torch.ones(count + 1, dtype=torch.int64),
+        torch.arange(count + 1))
+    runs = torch.stack((numbers[:count], ones[:count], rows), 1)
+    return Runs(count, runs, CONSTANTS[0][:2].view(1, 2), zeros, numbers)
 
 
 def can_run_kda(width: int, head_dim: int) -> bool:

@@ -85,10 +85,9 @@ SIGNATURES = {
     "grouped_experts": _POINTER * 2 + [c_int64] + _POINTER * 3 + [c_int64] + _POINTER * 3
                        + [c_int64, c_int],
     "sigmoid_floats": [c_void_p, c_int64, c_int],
-    "add_rows": _POINTER * 3 + [c_int64],
-    "mul_rows": [c_void_p, c_int64, c_void_p] + [c_int64] * 2 + [c_void_p] + [c_int64] * 2,
+    "strided": [c_int64] + _POINTER * 3 + [c_int64] * 16 + [c_float],
+    "move_rows": [c_void_p, c_int64] + _POINTER * 2 + [c_int64] * 3 + [c_int],
     "sigmoid_mul": _POINTER * 3 + [c_int64],
-    "copy_rows": [c_void_p, c_int64, c_void_p] + [c_int64] * 3,
     "gather_columns": [c_void_p, c_int64] + _POINTER * 2 + [c_int64] * 2,
     "crc_of": [c_void_p, c_int64, c_void_p],
     "page_copies": [c_void_p, c_int64] + _POINTER * 3 + [c_int64] + _POINTER * 2 + [c_int] * 2,

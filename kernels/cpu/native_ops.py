@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import torch
@@ -61,6 +62,8 @@ class NativeOps(TorchOps):
         self.lib, self.threads, self.exact = lib, threads, exact
         in_tiles = lib.linear_ready() if tiles is None else tiles
         self.scratch = huge(threads * lib.linear_scratch()) if in_tiles else None
+        self.padded = Counter[tuple[int, int]]()
+        """Shapes of those small weights that have columns of zeros behind their own to be exact."""
         self.inexact: set[str] = set()
         """Shapes of the weights whose products go to libraries, which sum many rows otherwise than
         few."""
@@ -80,6 +83,7 @@ class NativeOps(TorchOps):
         if self.scratch is not None and can_pad(weight) and (
                 self.exact or weight.numel() > SMALL_WEIGHT):
             # A small product takes no longer than the columns that are put behind its input.
+            self.padded[weight.shape[0], weight.shape[1]] += weight.numel() <= SMALL_WEIGHT
             wide, order = padded_columns(weight)
             return Reordered(
                 TileLinear(wide, bias, self.lib, self.threads, self.scratch), order)

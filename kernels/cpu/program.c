@@ -49,41 +49,12 @@ static int64_t by_rows(int64_t rows, int threads) {
 
 /* --- small operations ------------------------------------------------------------------------- */
 
-/* y = a + b, rounded. */
-void add_rows(const bf16 *a, const bf16 *b, bf16 *y, int64_t count) {
-    for (int64_t i = 0; i < count; i++) y[i] = narrow(wide(a[i]) + wide(b[i]));
-}
-
-/* y[r, c] = x[r, c] * by[r * by_stride + c % width], rounded; y's rows side by side, strides in
-   elements. */
-void mul_rows(const bf16 *x, int64_t x_stride, const bf16 *by, int64_t by_stride, int64_t width,
-              bf16 *y, int64_t rows, int64_t columns) {
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t c = 0; c < columns; c += width)
-            for (int64_t i = 0; i < width; i++)
-                y[r * columns + c + i] =
-                    narrow(wide(x[r * x_stride + c + i]) * wide(by[r * by_stride + i]));
-}
-
 /* y = x * sigmoid(gate), rounded once. */
 void sigmoid_mul(const bf16 *x, const bf16 *gate, bf16 *y, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         float g = wide(gate[i]), e = exp_neg(-fabsf(g)), s = (g < 0 ? e : 1.0f) / (1.0f + e);
         y[i] = narrow(wide(x[i]) * s);
     }
-}
-
-/* Rows of so many bytes from one place to another, strides in bytes. */
-void copy_rows(const uint8_t *x, int64_t x_stride, uint8_t *y, int64_t y_stride, int64_t rows,
-               int64_t bytes) {
-    for (int64_t r = 0; r < rows; r++) memcpy(y + r * y_stride, x + r * x_stride, (size_t)bytes);
-}
-
-/* y[r, c] = x[r, order[c]]; strides in elements. */
-void gather_columns(const bf16 *x, int64_t x_stride, const int64_t *order, bf16 *y, int64_t rows,
-                    int64_t columns) {
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t c = 0; c < columns; c++) y[r * columns + c] = x[r * x_stride + order[c]];
 }
 
 /* --- kernels ---------------------------------------------------------------------------------- */
@@ -254,14 +225,23 @@ static void run_grouped(const union slot *a, int phase, int64_t task, int64_t ta
     grouped_linear_task(&c, phase, task);
 }
 
-static void run_add(const union slot *a, int phase, int64_t task, int64_t tasks) {
-    (void)phase, (void)task, (void)tasks;
-    add_rows(P(0), P(1), P(2), L(3));
+static struct strided strided_of(const union slot *a) {
+    return (struct strided){L(0), P(1), P(2), P(3), {L(4), L(5), L(6), L(7)},
+                            {L(8), L(9), L(10), L(11)}, {L(12), L(13), L(14), L(15)},
+                            {L(16), L(17), L(18), L(19)}, F(20)};
 }
 
-static void run_mul(const union slot *a, int phase, int64_t task, int64_t tasks) {
-    (void)phase, (void)task, (void)tasks;
-    mul_rows(P(0), L(1), P(2), L(3), L(4), P(5), L(6), L(7));
+static int64_t strided_tasks(const union slot *a, int phase) {
+    int64_t rows = L(4) * L(5) * L(6), tasks = rows * L(7) / MANY_NUMBERS;
+    (void)phase;
+    return tasks < 1 ? 1 : tasks > rows ? rows : tasks;
+}
+
+static void run_strided(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    struct strided s = strided_of(a);
+    struct rows r = rows_of(L(4) * L(5) * L(6), task, tasks);
+    (void)phase;
+    strided_rows(&s, r.from, r.from + r.count);
 }
 
 static void run_sigmoid(const union slot *a, int phase, int64_t task, int64_t tasks) {
@@ -269,9 +249,9 @@ static void run_sigmoid(const union slot *a, int phase, int64_t task, int64_t ta
     sigmoid_mul(P(0), P(1), P(2), L(3));
 }
 
-static void run_copy(const union slot *a, int phase, int64_t task, int64_t tasks) {
+static void run_move(const union slot *a, int phase, int64_t task, int64_t tasks) {
     (void)phase, (void)task, (void)tasks;
-    copy_rows(P(0), L(1), P(2), L(3), L(4), L(5));
+    move_rows(P(0), L(1), P(2), P(3), L(4), L(5), L(6), I(7));
 }
 
 static void run_gather(const union slot *a, int phase, int64_t task, int64_t tasks) {
@@ -294,6 +274,59 @@ static void run_delta_window(const union slot *a, int phase, int64_t task, int64
     (void)phase, (void)tasks;
     delta_window_task(P(0), L(1), P(3), P(4), P(5), P(6), P(7), P(8), P(9), P(10), P(11), P(12),
                       P(13), I(14), I(15), F(16), task);
+}
+
+static int64_t mamba_tasks(const union slot *a, int phase) {
+    return L(2) * (phase ? ((const int *)P(17))[1] : 1); /* sequences, or all their heads */
+}
+
+static void run_mamba(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    (void)tasks;
+    mamba_task(P(0), L(1), L(2), L(3), P(4), P(5), P(6), P(7), P(8), P(9), P(10), P(11), P(12), P(13),
+               P(14), P(15), P(16), P(17), F(18), F(19), phase, task);
+}
+
+static int64_t conv_tasks(const union slot *a, int phase) {
+    (void)phase;
+    return L(2);
+}
+
+static void run_conv(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    (void)phase, (void)tasks;
+    conv_task(P(0), L(1), P(5), P(6), P(7), P(8), P(9), P(10), P(11), L(12), I(13), I(14), task);
+}
+
+static int64_t gated_tasks(const union slot *a, int phase) {
+    (void)phase;
+    return by_rows(L(5), I(9));
+}
+
+static void run_gated(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    struct rows r = rows_of(L(5) * I(7), task, tasks);
+    (void)phase;
+    for (int64_t part = r.from; part < r.from + r.count; part++)
+        norm_gated_part(P(0), P(1), P(2), L(3), P(4), I(6), I(7), F(8), part);
+}
+
+static int64_t all_scans(const union slot *a, int phase) {
+    (void)phase;
+    return scan_tasks(L(4), L(13));
+}
+
+static void run_scan(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    (void)phase, (void)tasks;
+    scan_task(P(0), P(1), P(2), P(3), L(4), P(5), P(6), P(7), P(8), P(9), P(10), P(11), P(12), L(13),
+              I(14), I(15), task);
+}
+
+static int64_t kda_tasks(const union slot *a, int phase) {
+    (void)phase;
+    return L(3) * I(11);
+}
+
+static void run_kda(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    (void)phase, (void)tasks;
+    kda_task(P(0), P(1), P(2), P(4), P(5), P(6), P(7), P(8), P(9), P(10), I(11), I(12), I(13), task);
 }
 
 /* One thread meets the other ranks, and the rest of this one's wait for it. */
@@ -334,14 +367,18 @@ static const struct kind kinds[] = {
     {"grouped_linear_int8", 2, quantised_tasks, run_quantised},
     {"rms_norm_int8", 1, norm_int8_tasks, run_norm_int8},
     {"gate_mul_int8", 1, gate_int8_tasks, run_gate_int8},
-    {"add_rows", 1, one_task, run_add},
-    {"mul_rows", 1, one_task, run_mul},
+    {"strided", 1, strided_tasks, run_strided},
+    {"move_rows", 1, one_task, run_move},
     {"sigmoid_mul", 1, one_task, run_sigmoid},
-    {"copy_rows", 1, one_task, run_copy},
     {"gather_columns", 1, one_task, run_gather},
     {"linear", 1, 0, run_linear},
     {"delta_step", 1, delta_tasks, run_delta_step},
     {"delta_window", 1, delta_tasks, run_delta_window},
+    {"mamba_steps", 2, mamba_tasks, run_mamba},
+    {"conv_steps", 1, conv_tasks, run_conv},
+    {"scan_steps", 1, all_scans, run_scan},
+    {"kda_steps", 1, kda_tasks, run_kda},
+    {"norm_gated", 1, gated_tasks, run_gated},
     {"rank_all_reduce", 1, one_task, run_all_reduce},
     {"rank_reduce_add_norm", 1, one_task, run_reduce_add},
 };

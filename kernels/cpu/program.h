@@ -22,6 +22,21 @@ void gate_mul_int8(const bf16 *gate_up, int8_t *codes, float *scales, int64_t ro
 void rotate_write(bf16 *qkv, const bf16 *w, const bf16 *turns, void *pages, bf16 *scales,
                   const int64_t *index, int64_t rows, int heads, int kv_heads, int dim, float eps,
                   int threads);
+void gather_columns(const bf16 *x, int64_t x_stride, const int64_t *order, bf16 *y, int64_t rows,
+                    int64_t columns);
+void move_rows(const uint8_t *x, int64_t x_stride, const int64_t *index, uint8_t *y, int64_t y_stride,
+               int64_t rows, int64_t bytes, int back);
+
+/* Arguments of `strided`. */
+struct strided {
+    int64_t kind;
+    const uint8_t *x, *by; /* 0: `number` */
+    uint8_t *y;
+    int64_t dims[4], x_strides[4], by_strides[4], y_strides[4];
+    float number;
+};
+
+void strided_rows(const struct strided *s, int64_t first, int64_t end);
 void linear(const bf16 *x, const bf16 *w, const bf16 *bias, const bf16 *add, bf16 *y, int64_t rows,
             int outs, int ins, int threads);
 
@@ -95,6 +110,25 @@ void delta_window_task(const bf16 *p, int64_t stride, const int64_t *slots, bf16
                        const float *conv, void *states, const float *decay, const float *bias,
                        const float *norm, bf16 *out, const int *sizes, bf16 *pending,
                        const int64_t *accepted, int count, int held, float eps, int64_t task);
+
+void mamba_task(const bf16 *p, int64_t stride, int64_t count, int64_t tokens, const int64_t *owners,
+                const int64_t *runs, const int64_t *saves, const int64_t *save_starts,
+                bf16 *columns, const float *conv, const float *conv_bias, void *states,
+                const float *a, const float *skip, const float *bias, float *mixed, float *y,
+                const int *sizes, float low, float high, int phase, int64_t task);
+void conv_task(const bf16 *p, int64_t stride, const int64_t *runs, const int64_t *saves,
+               const int64_t *save_starts, bf16 *columns, const float *weight, const float *bias,
+               float *out, int64_t channels, int width, int activate, int64_t task);
+void norm_gated_part(const float *y, const float *weight, const bf16 *z, int64_t stride, bf16 *out,
+                     int dim, int groups, float eps, int64_t part);
+int64_t scan_tasks(int64_t count, int64_t channels);
+void scan_task(const bf16 *x, const bf16 *dt, const bf16 *b, const bf16 *c, int64_t count,
+               const int64_t *runs, const int64_t *saves, const int64_t *save_starts, void *states,
+               const float *a, const float *skip, const float *bias, float *y, int64_t channels,
+               int state_dim, int narrow_states, int64_t task);
+void kda_task(const float *qkv, const bf16 *f, const bf16 *b, const int64_t *runs, const int64_t *saves,
+              const int64_t *save_starts, void *states, const float *decay, const float *bias, float *y,
+              int heads, int dim, int narrow_states, int64_t task);
 
 struct group;
 

@@ -2,6 +2,7 @@
  * steps: prompts and decodes run the same code, so that they have the same bits. A sequence's block
  * of channels is a task. */
 #include "delta.h"
+#include "program.h"
 
 #define BLOCK 32   /* channels of a task */
 #define MAX_STATE 64
@@ -55,7 +56,7 @@ INLINE void scan_token(const Scan *s, int64_t token, int64_t first, int count, f
         for (int64_t i = 0; i < (int64_t)count * dims; i++) state[i] = wide(narrow(state[i]));
 }
 
-static void scan_run(const Scan *s, int64_t i, int64_t first) {
+static __attribute__((noinline)) void scan_run(const Scan *s, int64_t i, int64_t first) {
     const int64_t *run = s->runs + 3 * i;
     int64_t left = s->channels - first, save = s->save_starts[i];
     int count = left < BLOCK ? (int)left : BLOCK;
@@ -87,4 +88,18 @@ void scan_steps(const bf16 *x, const bf16 *dt, const bf16 *b, const bf16 *c, int
 #pragma omp parallel for schedule(static) num_threads(threads) if (count * blocks > 1)
     for (int64_t task = 0; task < count * blocks; task++)
         scan_run(&s, task / blocks, task % blocks * BLOCK);
+}
+
+int64_t scan_tasks(int64_t count, int64_t channels) { return count * ((channels + BLOCK - 1) / BLOCK); }
+
+/* One of its tasks. */
+void scan_task(const bf16 *x, const bf16 *dt, const bf16 *b, const bf16 *c, int64_t count,
+               const int64_t *runs, const int64_t *saves, const int64_t *save_starts, void *states,
+               const float *a, const float *skip, const float *bias, float *y, int64_t channels,
+               int state_dim, int narrow_states, int64_t task) {
+    Scan s = {x, dt, b, c, runs, saves, save_starts, states, a, skip, bias, y, channels, state_dim,
+              narrow_states};
+    int64_t blocks = scan_tasks(1, channels);
+    (void)count;
+    scan_run(&s, task / blocks, task % blocks * BLOCK);
 }

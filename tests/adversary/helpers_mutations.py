@@ -10,8 +10,9 @@ import os
 import resource
 import shutil
 import signal
+import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,26 +104,47 @@ READERS: tuple[Callable[[Path], None], ...] = (plan, text, detokenize, weights)
 def outcome(read: Callable[[Path], None], path: Path) -> str:
     """"" = it is read; the line by which it is refused; or, after "BAD", what else became of it:
     another exception, the end of the process, too much time or memory, several lines."""
-    ours, theirs = os.pipe()
-    pid = os.fork()
-    if not pid:
-        told = "BAD nothing said"
-        try:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            size = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
-            resource.setrlimit(resource.RLIMIT_AS, (size + MEMORY, size + MEMORY))
-            resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            signal.alarm(PATIENCE)
-            told = _said(read, path)
-        finally:
-            os.write(theirs, told.encode("utf-8", "replace")[:60_000])
-            os._exit(0)
-    os.close(theirs)
-    with open(ours, "rb") as pipe:
-        told = pipe.read().decode()
-    _, status = os.waitpid(pid, 0)
-    return f"BAD signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else told
+    [line] = outcomes([read], path)
+    return line
+
+
+def outcomes(reads: Sequence[Callable[[Path], None]], path: Path) -> list[str]:
+    """The `outcome` of each, one after the other in a process of its own; where it ends, those that
+    are left have another one."""
+    lines: list[str] = []
+    while left := reads[len(lines):]:
+        ours, theirs = os.pipe()
+        if not (pid := os.fork()):
+            try:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+                for read in left:
+                    os.write(theirs, _limited(read, path).encode("utf-8", "replace")[:15_000] + END)
+            finally:
+                os._exit(0)
+        os.close(theirs)
+        with open(ours, "rb") as pipe:
+            lines += [line.decode("utf-8", "replace") for line in pipe.read().split(END)[:-1]]
+        _, status = os.waitpid(pid, 0)
+        if os.WIFSIGNALED(status):
+            lines.append(f"BAD signal {os.WTERMSIG(status)}")
+        elif len(lines) < len(reads):
+            lines.append("BAD nothing said")
+    return lines
+
+
+END = b"\0"
+"""Of a line that a process says."""
+
+
+def _limited(read: Callable[[Path], None], path: Path) -> str:
+    """In a process of its own: as much more time and memory as reading may take."""
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
+    seconds = int(time.process_time()) + SECONDS
+    for what, most in ((resource.RLIMIT_AS, size + MEMORY), (resource.RLIMIT_CPU, seconds),
+                       (resource.RLIMIT_CORE, 0)):
+        resource.setrlimit(what, (most, resource.getrlimit(what)[1]))
+    signal.alarm(PATIENCE)
+    return _said(read, path)
 
 
 def _said(read: Callable[[Path], None], path: Path) -> str:

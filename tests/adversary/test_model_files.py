@@ -23,6 +23,7 @@ from helpers_mutations import (
     detokenize,
     opened,
     outcome,
+    outcomes,
     places,
     plan,
     replaced,
@@ -50,15 +51,13 @@ OTHERS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_
 
 def refused(path: Path, *readers: Callable[[Path], None]) -> None:
     """Each of them refuses it, naming a file or a field."""
-    for read in readers:
-        line = outcome(read, path)
+    for read, line in zip(readers, outcomes(readers, path), strict=True):
         assert line and not line.startswith("BAD"), f"{read.__name__}: {line or 'was read'}"
 
 
 def held(path: Path, *readers: Callable[[Path], None], what: object = "") -> None:
     """Each of them reads it, or refuses it."""
-    for read in readers:
-        line = outcome(read, path)
+    for read, line in zip(readers, outcomes(readers, path), strict=True):
         assert not line.startswith("BAD"), f"{read.__name__}, {what}: {line}"
 
 
@@ -143,7 +142,7 @@ def test_files_that_are_something_else(tmp_path: Path, tried: Any, amount: Any,
         if other.is_file() and not other.is_symlink():
             other.unlink()
         make()
-        lines = [outcome(read, path) for read in readers]
+        lines = outcomes(readers, path)
         assert not any(line.startswith("BAD") or "secret\n" in line for line in lines), lines
         assert any(lines), "was read"
         tried(len(lines))
@@ -162,8 +161,7 @@ def test_links_within_a_snapshot_of_the_cache(tmp_path: Path, tried: Any) -> Non
     for file in DEMO_MODEL.iterdir():
         shutil.copy(file, blobs / f"{len(file.name)}-{file.name}")
         (snapshot / file.name).symlink_to(f"../../blobs/{len(file.name)}-{file.name}")
-    for read in READERS:
-        assert outcome(read, snapshot) == ""
+    assert outcomes(READERS, snapshot) == [""] * len(READERS)
     tried(len(READERS))
     beside = tmp_path / "models--org--other" / "blobs"
     beside.mkdir(parents=True)
@@ -324,8 +322,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 def test_tokenizers_that_are_refused(tmp_path: Path, tried: Any, what: str) -> None:
     path = demo(tmp_path)
     (path / "tokenizer.json").write_text(json.dumps(json_of("tokenizer.json") | REFUSED[what]))
-    for read in (text, detokenize):
-        line = outcome(read, path)
+    for line in outcomes((text, detokenize), path):
         assert "tokenizer.json" in line and not line.startswith("BAD"), line
         tried()
 

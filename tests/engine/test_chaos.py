@@ -15,6 +15,7 @@ from actorium.actors.messages import TokenLogprob
 from actorium.actors.models.model_dir import DEMO_MODEL
 from actorium.actors.params import SamplingParams
 from actorium.tools.chaos import (
+    client_rows,
     cluster_rows,
     drawn_faults,
     drawn_rows,
@@ -247,6 +248,57 @@ def test_a_real_model_s_streams_are_what_they_are_undisturbed() -> None:
     row = model_rows.model(seed=1, streams=20, faults=faults)
     sound(row)
     assert row["faults"] == dict.fromkeys(faults, 1) and row["tokens"] > 1200
+
+
+@pytest.mark.skipif(not (DEMO_MODEL / "model.safetensors").is_file(),
+                    reason="the demo model is not there")
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_plain_clients_get_whole_answers_while_actors_are_killed(replicas: int) -> None:
+    """A part of `make kills`."""
+    row = client_rows.clients(seed=3, count=40, kills=14, replicas=replicas)
+    sound(row)
+    assert row["complete"] == 40 and sum(row["kills"].values()) == 14
+
+
+def test_the_kills_of_plain_clients_follow_their_seed() -> None:
+    kills = client_rows.draw_kills(5, 60, client_rows.KILLED)
+    assert kills == client_rows.draw_kills(5, 60, client_rows.KILLED)
+    assert kills != client_rows.draw_kills(6, 60, client_rows.KILLED)
+    counts = [[kill.role for kill in kills].count(role) for role in client_rows.KILLED]
+    assert min(counts) == 8 and kills[-1].at < 1.0, "before the answers end"
+    calls = client_rows.draw_calls(5, 200)
+    assert calls == client_rows.draw_calls(5, 200) != client_rows.draw_calls(6, 200)
+
+
+def test_plain_clients_answers_are_held_against_each_other() -> None:
+    """Each part of an answer, changed alone, is seen, and a stream says what a whole answer does.
+    """
+    def received(*chunks: dict[str, Any], error: str = "") -> client_rows.ReceivedAnswer:
+        answer = client_rows.ReceivedAnswer(error=error)
+        for chunk in chunks:
+            answer.add(chunk)
+        return answer
+
+    def choice(text: str, logprob: float, reason: str | None, key: str) -> dict[str, Any]:
+        return {"index": 0, key: {"content": text}, "finish_reason": reason,
+                "logprobs": {"content": [{"token": text, "logprob": logprob}]}}
+
+    usage = {"prompt_tokens": 3, "completion_tokens": 2}
+    first = {"choices": [choice("a", -1.0, None, "delta")], "usage": None}
+    last = {"choices": [choice("b", -0.5, "length", "delta")], "usage": usage}
+    whole = received(first, last)
+    assert received({"choices": [choice("ab", 0.0, "length", "message") | {
+        "logprobs": {"content": [{"token": "a", "logprob": -1.0}, {"token": "b", "logprob": -0.5}]}}
+    ], "usage": usage}).differs(whole) == ""
+    for other in ([first], [first, last | {"usage": usage | {"completion_tokens": 3}}], [],
+                  [first, {"choices": [choice("b", -0.5000001, "length", "delta")],
+                           "usage": usage}],
+                  [first, {"choices": [choice("b", -0.5, "stop", "delta")], "usage": usage}],
+                  [first, {"choices": [choice("c", -0.5, "length", "delta")], "usage": usage}],
+                  [first, last, last]):
+        assert received(*other).differs(whole), other
+    assert received(first, last, error="503").differs(whole) == "503"
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ def whole(found: list[Any]) -> list[Any]:
 
 # --- requests ------------------------------------------------------------------------------------
 
-GREEDY = ResolvedParams(max_tokens=9, temperature=0.0, logprobs=3)
+GREEDY = ResolvedParams(max_tokens=6, temperature=0.0, logprobs=3)
 
 
 class Served(NamedTuple):
@@ -112,8 +112,8 @@ def serve(config: Config, group: RankGroup, **ring: Any) -> Served:
         run.submit(prompt, GREEDY)
     first = run.run()
     run.submit(part, GREEDY)
-    run.submit(prompts[1], ResolvedParams(max_tokens=9, temperature=0.8, top_p=0.9), seed=11, n=2)
-    run.submit(prompts[2], ResolvedParams(max_tokens=9, temperature=1.0, top_k=7,
+    run.submit(prompts[1], ResolvedParams(max_tokens=6, temperature=0.8, top_p=0.9), seed=11, n=2)
+    run.submit(prompts[2], ResolvedParams(max_tokens=6, temperature=1.0, top_k=7,
                                           presence_penalty=0.4,
                                           repetition_penalty=1.1), seed=12)
     return Served(first + run.run()[len(first):], seen, run.preemptions)

@@ -210,7 +210,8 @@ class Ring:
 
     def submit(self, prompt: int | list[int], max_tokens: int = 16, n: int = 1,
                seed: int | None = None, deadline: float | None = None, rid: str | None = None,
-               tenant: str = "", priority: int = 0, **params: Any) -> str:
+               tenant: str = "", priority: int = 0, deterministic: bool = False,
+               **params: Any) -> str:
         """Submit a prompt (or so many tokens of one that is all its own); the scheduler hears it,
         but is not woken."""
         rid = rid or f"r{len(self.submits)}"
@@ -220,7 +221,8 @@ class Ring:
             prompt = list(range(own, own + prompt))
         submit = Submit(rid=rid, client=CLIENT, prompt=column(prompt), n=n,
                         params=ResolvedParams(max_tokens=max_tokens, **params), text=TextParams(),
-                        seed=seed, deadline=deadline, tenant=tenant, priority=priority)
+                        seed=seed, deadline=deadline, tenant=tenant, priority=priority,
+                        deterministic=deterministic)
         self.submits[rid] = submit
         self.tell(submit)
         return rid

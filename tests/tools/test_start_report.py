@@ -17,7 +17,7 @@ from actorium.tools.cli.engines import report_lines
 WORKER = WorkerInfo(device="cuda H200", dtype="bfloat16", weights_bytes=60 << 30,
                     kv_dtype="bfloat16", kv_bytes=20 << 30, kv_tokens=340_000, max_model_len=32_768,
                     full_length=10, max_num_seqs=32, graphs="decodes of 1 to 32 requests (9 sizes)",
-                    kernels="Triton", attention="Triton")
+                    kernels="Triton", attention="Triton", exact="on, costs 1.2 %")
 INFO: dict[str, Any] = {
     "chat_template": "{% for m in messages %}<|im_start|>{{ m.content }}<tool_call></think>"
                      "{% endfor %}\n", "has_tokenizer": True,
@@ -41,8 +41,10 @@ def test_a_line_a_subject() -> None:
                                  "once (32,768 tokens each)")
     assert found["level"] == "-O2: passes all"
     assert found["graphs"] == "decodes of 1 to 32 requests (9 sizes)"
-    assert found["exact"] == "a token has the same bits in any batch, chunk or recovery"
-    assert rows(worker=msgspec.structs.replace(WORKER, inexact="images"))["exact"] == "no: images"
+    assert found["exact"] == ("on, costs 1.2 %: a token has the same bits in any batch, chunk or "
+                              "recovery")
+    off = msgspec.structs.replace(WORKER, exact="off here: images", inexact="images")
+    assert rows(worker=off)["exact"] == "off here: images"
     assert found["chat"].startswith("the model's template: {% for m in messages %}<|im_start|>")
     assert found["chat"].endswith("...") and len(found["chat"]) < 90
     assert found["parsers"] == "tool calls: hermes; reasoning: qwen3"

@@ -18,6 +18,7 @@ from time import monotonic, strftime
 from typing import Any
 
 from actorium.tools.chaos import (
+    client_rows,
     cluster_rows,
     hostile_rows,
     kill_rows,
@@ -81,6 +82,8 @@ ROWS: dict[str, Row] = {
     "cluster-images": lambda seed: model_rows.images(seed, kills=6, others=8, replicas=2),
     "probes": lambda seed: stop_rows.probes(seed, stops=5, streams=200, times=100),
     "starved": lambda seed: stop_rows.starved(seed, 20.0, spinners=30, streams=100),
+    "clients": client_rows.clients,
+    "clients-replicas": lambda seed: client_rows.clients(seed, replicas=2),
     "drawn": lambda seed: drawn(seed, MINUTES),
     "teeth": _teeth}
 

@@ -52,7 +52,8 @@ FAULTS = ("kill worker-0", "kill scheduler", "kill detokenizer", "kill worker-0"
           "kill worker-0", "kill detokenizer", "stop scheduler")
 RANK_FAULTS = tuple(f"{kind} worker-{rank}" for rank in (1, 0) for kind in ("kill", "stop"))
 APART = 10.0
-"""Seconds of work between two deaths of ranks: after less the next delay would be longer."""
+"""Seconds of work between two deaths of ranks: after less the delay that follows a stop would be
+longer."""
 WORDS = ("the", "a", "cat", "king", "river", "said", "went", "once", "little", "and", "his", "old")
 SCHEMA = """{"type": "object", "required": ["name", "counts"], "properties": {
     "name": {"type": "string"},
@@ -248,9 +249,8 @@ AGAIN = 200
 IMAGE_PARAMS = SamplingParams(max_tokens=3, temperature=0.0)
 LEAST_RIGHT = 0.75
 """Share of questions that the model answers right without faults."""
-IMAGES_APART = 10.0
-"""Seconds of work between an actor's return and the next fault: after less the next delay would be
-longer."""
+IMAGES_APART = 2.0
+"""Seconds between an actor's return and the next fault."""
 OTHERS = ("worker-0", "scheduler")
 REPLICAS_OTHERS = ("replica-0", ROUTER_ROLE, "1/worker-0", "0/scheduler")
 BACK = 30.0

@@ -20,6 +20,8 @@ COMMANDS = {
     "ps": ("ps", "engines and their actors (--json)"),
     "top": ("top", "[NAME]: engines, live: actors, queues, pages, tokens a second (--once)"),
     "stop": ("ps", "[NAME]: stop a running engine"),
+    "upgrade": ("upgrade", "[NAME] [FLAGS]: a running engine goes over to this version and these "
+                "flags"),
     "cluster": ("cluster", "status | scale | drain | up | join ...: replicas that come and go, on "
                 "one machine or several"),
     "flush-cache": ("ps", "[NAME]: let a running engine forget its cached prefixes"),

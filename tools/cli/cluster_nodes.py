@@ -202,7 +202,7 @@ class JoinOptions(Struct, frozen=True, kw_only=True):
 def up(argv: list[str]) -> int:
     words = list(argv)
     name = words.pop(0) if words and not words[0].startswith("-") else ""
-    options, _, written, _ = parse("actorium cluster up FILE.toml", words, UpOptions, UP,
+    options, _, written, *_ = parse("actorium cluster up FILE.toml", words, UpOptions, UP,
                                    model=False)
     if others := sorted(set(written) - set(UpOptions.__struct_fields__)):
         raise BadConfig(f"{written[others[0]]}: is for the file to say, in [flags]", others[0])

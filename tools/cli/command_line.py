@@ -41,6 +41,8 @@ class Parsed(NamedTuple, Generic[Options]):
     """Field -> flag as the user wrote it, for those that were written."""
     notes: list[str]
     """Lines printed about flags that have no effect here."""
+    given: settings.Layer
+    """What the flags and the file of `--config` set."""
 
 
 class Word(NamedTuple):
@@ -102,7 +104,8 @@ def parse(prog: str, argv: Sequence[str], options: type[Options], about: str = "
     notes += translation.notes
     for note in notes:
         print_notice(note, config.runtime)
-    return Parsed(options(**own), config, written, notes)
+    given = settings.from_toml(words.config_file) if words.config_file else {}
+    return Parsed(options(**own), config, written, notes, given | layer)
 
 
 @contextlib.contextmanager

@@ -223,8 +223,8 @@ def _worker_rows(w: WorkerInfo) -> list[tuple[str, str]]:
     rows.append(("graphs", f"{w.graphs}{took}" if w.graphs
                  else f"none: {w.no_graphs or 'none were asked for'}"))
     rows.append(("kernels", f"{w.kernels}; attention: {w.attention}"))
-    rows.append(("exact", f"no: {w.inexact}" if w.inexact else
-                 "a token has the same bits in any batch, chunk or recovery"))
+    same = "" if w.inexact else ": a token has the same bits in any batch, chunk or recovery"
+    rows.append(("exact", f"{w.exact}{same}"))
     if w.drafts:
         rows.append(("drafts", f"up to {w.drafts} a step, by the model's MTP layer"))
     return rows

@@ -9,6 +9,7 @@ they are shifted on the way, by what the clocks differed when the node joined.
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
@@ -281,7 +282,8 @@ class NodesCore(Core):
         LOG.warning("replica %d at %s %s", ended.index, link.node, how)
         self._tell(ReplicaEvent(ended.index, "died", ended.launch))
         replica.ready = False
-        at = self._restarts.on_death(f"{link.agent} {ended.index}", now)
+        at = self._restarts.on_death(f"{link.agent} {ended.index}", now,
+                                     ended.status == -signal.SIGKILL and not ended.why)
         if ended.status == EXIT_BAD_CONFIG or at is None:
             self._leave_out(replica, how)
         else:

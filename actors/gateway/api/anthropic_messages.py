@@ -277,9 +277,8 @@ async def count_tokens(http: HttpRequest) -> Response:
     turns = body.turns()
     goes_on = prefill(turns) is not None
     ids = await engine.client.tokenize_chat(
-        turns, body.template_args(), body.choice().shown, timeout=30.0,
-        add_generation_prompt=not goes_on, continue_final_message=goes_on,
-        mm_processor_kwargs=body.mm_processor_kwargs)
+        turns, body.template_args(), body.choice().shown, add_generation_prompt=not goes_on,
+        continue_final_message=goes_on, mm_processor_kwargs=body.mm_processor_kwargs)
     return JsonReply({"input_tokens": len(ids)})
 
 

@@ -142,7 +142,8 @@ class CompletionsTurn(HttpTurn):
         self._prompt_texts: list[str] = []
         """Each prompt's, where the answer has them."""
         self._offsets: dict[int, int] = {}
-        """Characters of each choice so far."""
+        """By choice: characters of its tokens so far. Its text may have fewer (special tokens), and
+        lags behind by what is held back, so it depends on how the answer is cut."""
         self.answer = DeltaReader(prompts=len(self._prompts), choices=self._n)
 
     @property
@@ -206,17 +207,14 @@ class CompletionsTurn(HttpTurn):
 
     def _choice(self, events: ChoiceEvents) -> TextChoice:
         body, index = self.body, events.index
-        prompt, first, echoed = index // self._n, index not in self._offsets, ""
-        if first:
-            echoed = self._prompt_texts[prompt] if body.echo else ""
-            self._offsets[index] = len(echoed)
-        offset = self._offsets[index]
-        self._offsets[index] += len(events.text)
+        prompt, first = index // self._n, index not in self._offsets
+        echoed = self._prompt_texts[prompt] if body.echo and first else ""
+        self._offsets.setdefault(index, len(echoed))
         ids = self._prompt_ids[prompt] if first and self._prompt_ids else None
         return TextChoice(
             index=index, text=echoed + ("" if self._prompt_only else events.text),
             logprobs=self._logprobs(
-                events, offset, ids if body.echo and body.logprobs is not None else None),
+                events, ids if body.echo and body.logprobs is not None else None),
             finish_reason=LENGTH if self._prompt_only and events.finish_reason == STOP
             else events.finish_reason,
             stop_reason=events.stop_reason,
@@ -225,18 +223,21 @@ class CompletionsTurn(HttpTurn):
             prompt_token_ids=ids if body.wants_prompt_ids else None,
             token_ids=events.token_ids if body.return_token_ids else None)
 
-    def _logprobs(self, events: ChoiceEvents, offset: int, ids: list[int] | None
-                  ) -> TextLogprobs | None:
-        """offset: characters before the first new token; ids: of the prompt, where its tokens come
-        first."""
+    def _logprobs(self, events: ChoiceEvents, ids: list[int] | None) -> TextLogprobs | None:
+        """ids: of the prompt, where its tokens come first."""
         if events.logprobs is None and ids is None:
             return None
         new: Column = [] if self._prompt_only or events.logprobs is None else events.logprobs
         tokens = [entry.token_id for entry in new if entry]
-        if ids is None:
-            return text_logprobs(tokens, new, self._texts, offset)
-        prompt = events.prompt_logprobs or [None] * len(ids)
-        return text_logprobs([*ids, *tokens], [*prompt, *new], self._texts, 0)
+        offset = self._offsets[events.index]
+        if ids is not None:
+            new = [*(events.prompt_logprobs or [None] * len(ids)), *new]
+            tokens, offset = [*ids, *tokens], 0
+        columns = text_logprobs(tokens, new, self._texts, offset)
+        if tokens:
+            self._offsets[events.index] = columns.text_offset[-1] + len(
+                self._texts.text_of(tokens[-1]))
+        return columns
 
     def _usage(self) -> CompletionUsage:
         used = self.answer.usage()

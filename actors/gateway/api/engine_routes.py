@@ -20,8 +20,6 @@ from actorium.actors.gateway.served_model import ServedModel
 from actorium.actors.watchdog.probe_server import SOCKET
 
 STARTED = int(time())
-HEALTH_SECONDS = 2.0
-"""How long `/health` waits for the watchdog."""
 
 
 async def models(http: HttpRequest) -> Response:
@@ -68,7 +66,7 @@ async def model_info(http: HttpRequest) -> Response:
 async def server_info(http: HttpRequest) -> Response:
     """Handles `/server_info`: the model, the configuration without its secrets, and the current
     gauges. A caller with a name in the key file does not see the other names."""
-    info = await engine_of(http).client.server_info(timeout=10.0)
+    info = await engine_of(http).client.server_info()
     call = call_of(http)
     if call.tenant and not call.admin:
         work = info["config"]["scheduler"]
@@ -92,7 +90,7 @@ async def health(http: HttpRequest) -> Response:
     """Handles `/health`: whether a request that came now would be served."""
     engine = engine_of(http)
     try:
-        status = await engine.client.status(HEALTH_SECONDS)
+        status = await engine.client.status()
     except ActoriumError as error:
         raise HttpError(503, error.message, None, SERVER, "unavailable") from None
     if engine.draining or not status.ready:

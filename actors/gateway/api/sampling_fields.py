@@ -95,6 +95,8 @@ class SamplingFields(Struct, kw_only=True):
     n: int | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     """Of a negative seed the lowest 63 bits are used."""
+    deterministic: bool = False
+    """The same answer each time, or 400 where this engine cannot keep that."""
     stop: str | list[str] | None = None
     max_tokens: int | None = None
     """-1 = to the end of the context, as absent in chats."""
@@ -260,6 +262,7 @@ def sampling(fields: SamplingFields, logprobs: int | None, **more: Any) -> Sampl
     return SamplingParams(
         **{name: value for name, value in given.items() if value is not None},
         seed=None if fields.seed is None else fields.seed & SEED_MASK,
+        deterministic=fields.deterministic,
         stop=fields.stop or None, logprobs=logprobs, logit_bias=_bias(fields.logit_bias),
         include_stop_str_in_output=fields.include_stop_str_in_output or fields.no_stop_trim,
         ignore_eos=fields.ignore_eos, skip_special_tokens=fields.skip_special_tokens)

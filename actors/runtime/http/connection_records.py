@@ -23,6 +23,8 @@ import termios
 from time import time
 from typing import NamedTuple
 
+VERSION, READABLE = 1, (1,)
+"""Of this memory; and those whose connections are continued."""
 PAGE = 4096
 MAPPED = 3 * PAGE
 """Bytes of a connection that are mapped: its header, and a page for each of two writes."""

@@ -5,7 +5,7 @@ none of them, and hands them to the gateway of the same role that follows.
 A gateway connects to the store by a socket in the run directory and sends what it opens; nobody
 answers that. What has ended needs no message: whoever ends a connection shuts it down, and the
 store's epoll reports the hang-up. Messages are a letter, and the number of a record where the
-descriptor is a connection's.
+descriptor is a connection's, the version of the records where it is their memory's.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import resource
 import select
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+
+from msgspec import Struct
 
 from actorium.actors.runtime.process import private_umask, raise_file_limit
 
@@ -36,31 +38,58 @@ _ROUND = 256
 """Messages that are read before other work has its turn."""
 
 
-class HeldSockets:
+class HeldSockets(Struct):
     """What the store holds of one gateway."""
 
-    def __init__(self) -> None:
-        self.base: list[int] = []
-        """Descriptors of the records' memory and of the listening socket."""
-        self.connections: dict[int, int] = {}
-        """Number of the record -> descriptor."""
+    version: int = 0
+    """Of the records."""
+    base: list[int] = []
+    """Descriptors of the records' memory and of the listening socket."""
+    connections: dict[int, int] = {}
+    """Number of the record -> descriptor."""
+
+
+class StoreState(Struct):
+    """A store as one launcher hands it to the next one, which has the same descriptors."""
+
+    listener: int
+    links: list[tuple[int, str]] = []
+    """Sockets of gateways, with their roles."""
+    held: dict[str, HeldSockets] = {}
+    """By role."""
+
+    def left(self, descriptors: Collection[int]) -> StoreState:
+        """Returns the store with these of its descriptors; gateways that were linked have ended."""
+        return StoreState(self.listener, [], {
+            role: HeldSockets(held.version, held.base, {
+                number: fd for number, fd in held.connections.items() if fd in descriptors})
+            for role, held in self.held.items()})
+
+    @property
+    def descriptors(self) -> list[int]:
+        """All of them."""
+        return [self.listener, *(fd for fd, _ in self.links), *(
+            fd for held in self.held.values() for fd in (*held.base, *held.connections.values()))]
 
 
 class ConnectionStore:
     """The launcher's part."""
 
     def __init__(self, run_dir: Path, poll: select.poll,
-                 role_of: Callable[[int], str | None]) -> None:
-        """poll: has the store's descriptors registered; role_of: the role of a process. Raises
-        `OSError`."""
+                 role_of: Callable[[int], str | None], before: StoreState | None = None) -> None:
+        """poll: has the store's descriptors registered; role_of: the role of a process; before: as
+        the launcher before has left it. Raises `OSError`."""
         raise_file_limit()
         self.most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - OTHER_FILES
         """Connections that are held: the launcher must be able to start actors."""
         self._poll, self._role_of = poll, role_of
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with private_umask():
-            self._listener.bind(str(run_dir / FILE))
-        self._listener.listen(16)
+        if before is None:
+            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with private_umask():
+                self._listener.bind(str(run_dir / FILE))
+            self._listener.listen(16)
+        else:
+            self._listener = socket.socket(fileno=before.listener)
         self._listener.setblocking(False)
         self._hang_ups = select.epoll()
         self._links: dict[int, tuple[socket.socket, str, Iterator[int]]] = {}
@@ -70,6 +99,27 @@ class ConnectionStore:
         """Descriptor of a connection -> (role, number of its record)."""
         for fd in (self._listener.fileno(), self._hang_ups.fileno()):
             poll.register(fd, select.POLLIN)
+        if before is not None:
+            self._continue(before)
+
+    def _continue(self, before: StoreState) -> None:
+        for fd, role in before.links:
+            self._add_link(socket.socket(fileno=fd), role)
+        for role, held in before.held.items():
+            self._held[role] = HeldSockets(held.version, held.base)
+            for number, fd in held.connections.items():
+                self._keep(role, number, fd)
+
+    def share_listeners(self) -> None:
+        """Lets further gateways listen where one has listened alone."""
+        for held in self._held.values():
+            with socket.socket(fileno=os.dup(held.base[1])) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+
+    def state(self) -> StoreState:
+        """Returns what the launcher after this one goes on with."""
+        return StoreState(self._listener.fileno(),
+                          [(fd, role) for fd, (_, role, _) in self._links.items()], self._held)
 
     def on_readable(self, fd: int) -> None:
         """Reads what has come at a descriptor, if it is one of the store's."""
@@ -115,9 +165,12 @@ class ConnectionStore:
             if role is None:
                 link.close()
                 return
-            link.setblocking(False)
-            self._links[link.fileno()] = link, role, iter(())
-            self._poll.register(link.fileno(), select.POLLIN)
+            self._add_link(link, role)
+
+    def _add_link(self, link: socket.socket, role: str) -> None:
+        link.setblocking(False)
+        self._links[link.fileno()] = link, role, iter(())
+        self._poll.register(link.fileno(), select.POLLIN)
 
     def _read(self, link: socket.socket, role: str) -> bool:
         """Reads one message; False = there is none."""
@@ -131,10 +184,9 @@ class ConnectionStore:
         if not data:
             self._close_link(link)
             return False
-        if data == REGISTER and len(fds) == 2:
+        if data[:1] == REGISTER and len(data) == 2 and len(fds) == 2:
             self._drop_held(role)
-            self._held[role] = HeldSockets()
-            self._held[role].base, fds = fds, []
+            self._held[role], fds = HeldSockets(data[1], fds), []
         elif data[:1] == CONNECTION and len(fds) == 1 and len(self._owners) < self.most:
             self._keep(role, _NUMBER.unpack_from(data, 1)[0], fds.pop())
         elif data == TAKE:
@@ -144,7 +196,7 @@ class ConnectionStore:
             connections = held.connections
             self._links[link.fileno()] = link, role, (
                 number for number in list(connections) if number in connections)
-            self._answer(link, b"", held.base)
+            self._answer(link, bytes((held.version,)), held.base)
         elif data == NEXT:
             numbers = list(islice(self._links[link.fileno()][2], BATCH))
             self._answer(link, b"".join(map(_NUMBER.pack, numbers)),
@@ -192,12 +244,12 @@ class StoreLink:
             raise
         self._socket.settimeout(ANSWER_SECONDS)
 
-    def take(self) -> tuple[int, socket.socket] | None:
-        """Returns the memory of the records, and the listening socket, of the gateway before; None
-        if there was none."""
+    def take(self) -> tuple[int, int, socket.socket] | None:
+        """Returns the version and the memory of the records, and the listening socket, of the
+        gateway before; None if there was none."""
         self._socket.send(TAKE)
-        _, fds, _, _ = socket.recv_fds(self._socket, 64, 2, socket.MSG_CMSG_CLOEXEC)
-        return (fds[0], socket.socket(fileno=fds[1])) if len(fds) == 2 else None
+        data, fds, _, _ = socket.recv_fds(self._socket, 64, 2, socket.MSG_CMSG_CLOEXEC)
+        return (data[1], fds[0], socket.socket(fileno=fds[1])) if len(fds) == 2 else None
 
     def connections(self) -> Iterator[tuple[int, socket.socket]]:
         """Yields the connections of the gateway before, with the numbers of their records. To be
@@ -213,9 +265,9 @@ class StoreLink:
             for number, fd in zip(numbers, fds, strict=False):
                 yield number, socket.socket(fileno=fd)
 
-    def register(self, memory: int, listener: socket.socket) -> None:
+    def register(self, version: int, memory: int, listener: socket.socket) -> None:
         """Has the store hold the records' memory and the listening socket. Raises `OSError`."""
-        socket.send_fds(self._socket, [REGISTER], [memory, listener.fileno()])
+        socket.send_fds(self._socket, [REGISTER, bytes((version,))], [memory, listener.fileno()])
         self._socket.setblocking(False)
 
     def hold(self, number: int, fd: int) -> bool:

@@ -60,7 +60,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, path: str, **body: Any) -> str:
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_parameters_of_sampling(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     given: dict[str, Any] = {"stop_regex": "a+", "allowed_token_ids": [1, 2], "bad_words": ["x"],
-                             "min_tokens": 3, "n": 2, "max_tokens": 9, "logit_bias": {"5": 1}}
+                             "min_tokens": 3, "n": 2, "deterministic": True, "max_tokens": 9, "logit_bias": {"5": 1}}
     params = asked(monkeypatch, path, **given, best_of=2, no_stop_trim=True).params
     assert params is not None and params.logit_bias == {5: 1.0}
     assert {name: getattr(params, name) for name in given if name != "logit_bias"} == \

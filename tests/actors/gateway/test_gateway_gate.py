@@ -1,4 +1,4 @@
-"""New requests while the engine recovers: they wait a little, then they are refused for a while."""
+"""New requests while the engine recovers: they wait, and are refused where that takes too long."""
 
 from __future__ import annotations
 
@@ -115,6 +115,22 @@ def test_requests_are_refused_at_once_when_recovery_takes_too_long() -> None:
         assert time.monotonic() - began < 10 * 0.3, "each has waited anew"
         watchdog.says = status()
         await at_last(gate)
+
+    run(check)
+
+
+def test_an_engine_that_has_given_up_is_not_waited_for() -> None:
+    async def check(watchdog: Watchdog) -> None:
+        gate = RecoveryGate(watchdog, 600.0)
+        watchdog.says = status(tokenizer="exited")
+        waiting = asyncio.ensure_future(gate.enter())
+        await asyncio.sleep(0.3)
+        assert not waiting.done(), "its restart is due, however late"
+        watchdog.says = status("tokenizer died too often", tokenizer="exited")
+        for entering in (waiting, gate.enter()):
+            with pytest.raises(HttpError, match="not ready: tokenizer died too often") as caught:
+                await asyncio.wait_for(entering, 20)
+            assert caught.value.status == 503
 
     run(check)
 

@@ -81,6 +81,17 @@ def test_tokens_are_called_by_their_ids(served: Served) -> None:
     assert choice.logprobs.text_offset == text(served, logprobs=1).choices[0].logprobs.text_offset
 
 
+def test_offsets_do_not_depend_on_how_an_answer_is_cut(served: Served) -> None:
+    """Of tokens that the text is without."""
+    [eos] = served.engine.client.server_info()["eos_ids"][:1]
+    ask: dict[str, Any] = {"logprobs": 1, "logit_bias": {str(eos): 100}}
+    choice = text(served, **ask).choices[0]
+    offsets = [offset for chunk in text(served, stream=True, **ask) for one in chunk.choices
+               for offset in (one.logprobs.text_offset if one.logprobs else ())]
+    assert choice.text == "" and len(set(choice.logprobs.tokens)) == 1
+    assert offsets == choice.logprobs.text_offset
+
+
 @pytest.mark.parametrize("n", [1, 2])
 def test_streamed_echo_logprobs_equal_the_whole_answers(served: Served, n: int
                                                                     ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers_examples import examples
 from helpers_gateway import Scripted
 from helpers_served import Event
 
@@ -179,7 +180,7 @@ def test_a_stream_goes_on_behind_any_write(choices: int) -> None:
     async def run() -> None:
         whole = await writes(b"")
         expected = spoken([one for found, _ in whole for one in found], choices)
-        for at in range(0, len(whole), 1 + len(whole) // 40):
+        for at in range(0, len(whole), 1 + len(whole) // examples(10)):
             sent, position = [one for found, _ in whole[:at + 1] for one in found], whole[at][1]
             while rest := await writes(position):
                 stop = draw.randint(1, len(rest))

@@ -72,7 +72,7 @@ def test_the_folder_goes_with_the_run_directory(tmp_path: Path, need: int) -> No
     assert folder == patch_folder(run.path) == make_media_folder(run.path, need, shared)
     assert folder.is_symlink() == (need == 0) and folder.stat().st_mode & 0o777 == 0o700
     write_patches(folder, KEY, ROWS, FACTS)
-    os.close(run._lock)  # as a kill lets go of it
+    os.close(run.lock)  # as a kill lets go of it
     again = RunDir("vl", str(tmp_path / "run"))
     assert not os.path.lexists(folder) and not list(shared.iterdir())
     make_media_folder(again.path, need, shared)

@@ -59,7 +59,7 @@ def gateway(store: Running) -> tuple[StoreLink, socket.socket, int]:
     """The first gateway of the role: its link, listening socket and memory."""
     link, listener = StoreLink(store.path), socket.create_server(("127.0.0.1", 0))
     memory = os.memfd_create("records", 0)
-    link.register(memory, listener)
+    link.register(1, memory, listener)
     return link, listener, memory
 
 
@@ -81,8 +81,10 @@ def taken(store: Running) -> tuple[socket.socket, dict[int, socket.socket]]:
     link = StoreLink(store.path)
     base = link.take()
     assert base is not None
-    os.close(base[0])
-    return base[1], dict(link.connections())
+    version, memory, listener = base
+    assert version == 1
+    os.close(memory)
+    return listener, dict(link.connections())
 
 
 def test_the_next_gateway_gets_everything() -> None:

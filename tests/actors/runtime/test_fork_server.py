@@ -132,7 +132,7 @@ def test_a_server_that_hangs_costs_its_patience_and_forks_nobody(base: Path, run
     starts.on_up(make_config(base), run_dir, {"worker-0": BUILT})
     try:
         server = server_of(run_dir)
-        until(lambda: "ready" if starts.answers() else "")
+        until(lambda: "ready" if starts.servers[MARK].answers() else "")
         os.kill(server, signal.SIGSTOP)
         assert starts.fork(words(run_dir)) is None
         second = server_of(run_dir, server)

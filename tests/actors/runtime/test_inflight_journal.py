@@ -205,7 +205,7 @@ class Actor:
         """False: it is not started again."""
         self.living.put_all(list(names))
         self.now += 0.01
-        self.supervisor.on_exit(self.supervised, -9, "", self.now)
+        self.supervisor.on_exit(self.supervised, -11, "", self.now)
         if self.supervisor.give_up_reason is not None:
             return False
         self.deaths += 1

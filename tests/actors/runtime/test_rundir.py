@@ -118,7 +118,7 @@ def test_other_readers_of_a_directory_are_no_engine(base: Path) -> None:
     run_dir = RunDir("e", str(base))
     path = run_dir.path
     with (path / "lock").open() as other:
-        os.close(run_dir._lock)
+        os.close(run_dir.lock)
         fcntl.flock(other, fcntl.LOCK_SH)
         assert not is_running(path)
 

@@ -23,9 +23,9 @@ def test_ready_when_all_ranks_are_with_the_least_room() -> None:
     assert group.join(ready(2, checkpoints=4)) is None
     assert group.join(ready(0, checkpoints=5)) is None
     assert group.join(ready(0, checkpoints=5)) is None, "the same rank once more"
-    whole = group.join(ready(1, pages=7, checkpoints=6))
-    assert whole == ready(0, checkpoints=4, pages=7)
-    assert group.join(ready(1, pages=7, checkpoints=6)) == whole, "asked again, it answers again"
+    whole = group.join(ready(1, pages=7, checkpoints=6, inexact="images"))
+    assert whole == ready(0, checkpoints=4, pages=7, inexact="images")
+    assert group.join(ready(1, pages=7, checkpoints=6)) == ready(0, checkpoints=4, pages=7)
 
 
 def test_a_rank_of_an_older_group_does_not_count() -> None:
@@ -88,3 +88,23 @@ def test_the_scheduler_greets_the_group_once() -> None:
     greetings = [send for send in ring.scheduler.on_wake(ring.now)
                  if isinstance(send.message, Reset)]
     assert [(send.to, send.message.worker) for send in greetings] == [("worker-0", 3)]
+
+
+def test_a_request_that_wants_exactness_ends_where_it_is_not_kept() -> None:
+    """With a worker that comes later as with the one that is there; others go on."""
+    ring = Ring(config())
+    plain = ring.submit(20, max_tokens=6)
+    begun = ring.submit(20, max_tokens=6, deterministic=True)
+    ring.wake()
+    ring.work()
+    ring.deliver()
+    assert len(ring.scheduler.state.requests) == 2
+    ring.lose_worker(inexact="images")
+    refused = ring.submit(20, max_tokens=6, deterministic=True)
+    ring.run()
+    for rid in (begun, refused):
+        (heard,) = ring.of(rid)
+        (end,) = [event for event in heard.events if event.finish_reason]
+        assert end.error == "deterministic: this engine cannot keep it: images"
+        assert end.error_code == "invalid_request"
+    assert [len(heard.tokens) for heard in ring.of(plain)] == [6]

@@ -290,6 +290,9 @@ def test_resume_goes_to_the_scheduler(core: TokenizerCore) -> None:
 
 def test_seeds(model: Path, core: TokenizerCore) -> None:
     assert generate(core, "a", {"seed": 7})[0].seed == 7
+    same = generate(core, "d", {"deterministic": True})[0]
+    assert (same.seed, same.deterministic) == (0, True)
+    assert generate(core, "e", {"deterministic": True, "seed": 7})[0].seed == 7
     fresh = [generate(core, f"s{i}")[0].seed for i in range(50)]
     assert len(set(fresh)) == 50 and all(0 <= s < 2**63 for s in fresh)
     again = loaded(TokenizerCore(context(model)))

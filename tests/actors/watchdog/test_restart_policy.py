@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.messages import Kill, Restarted, Spawn
+from actorium.actors.runtime.memory_limits import OOM_KILLED
 from actorium.actors.runtime.process import ProcessActivity
 from actorium.actors.watchdog.restart_policy import (
     FIRST_DELAY,
@@ -34,14 +35,14 @@ def stopped(pid: int) -> ProcessActivity:
 
 
 def live(policy: Restarts, lives: list[tuple[float, float]],
-         role: str = "a") -> list[tuple[float, float]]:
+         role: str = "a", killed: bool = False) -> list[tuple[float, float]]:
     """(time of death, time of the restart) of each life, until the policy gives up."""
     now, restarts = 0.0, []
     for loading, working in lives:
         now += loading
         policy.on_ready(role, now)
         now += working
-        at = policy.on_death(role, now)
+        at = policy.on_death(role, now, killed)
         if at is None:
             break
         restarts.append((now, at))
@@ -91,6 +92,30 @@ def test_an_actor_that_dies_rarely_restarts_fast() -> None:
     assert restarts[-1][1] - restarts[-1][0] > LONGEST_DELAY / 2
 
 
+def test_who_is_killed_at_work_is_started_again_at_once_however_often() -> None:
+    restarts = live(Restarts(5, 60.0, 1), [(0.5, 0.0), (0.5, 2.0)] * 50, killed=True)
+    assert len(restarts) == 100
+    assert max(at - died for died, at in restarts) <= FIRST_DELAY * (1 + JITTER) + 1e-9
+    assert live(Restarts(0, 60.0, 1), [(0.5, 2.0)], killed=True) == [], "never means never"
+
+
+def test_who_is_killed_on_the_way_to_work_waits_longer_and_longer() -> None:
+    policy = Restarts(5, 60.0, 1)
+    delays = [policy.on_death("a", 0.0, killed=True) for _ in range(6)]
+    assert delays.pop() is None
+    assert all(b > a for a, b in itertools.pairwise(delays))  # type: ignore[operator]
+
+
+def test_a_kill_neither_excuses_what_an_actor_did_nor_is_excused_for_it() -> None:
+    policy = Restarts(2, 60.0, 1)
+    for killed in (False, True, True, False):
+        policy.on_ready("a", 1.0)
+        assert policy.on_death("a", 1.0, killed) is not None
+        if killed:
+            policy.forgive_last("a")
+    assert policy.on_death("a", 1.0) is None
+
+
 def test_roles_do_not_share_a_limit() -> None:
     policy = Restarts(2, 60.0, 1)
     for role, _ in itertools.product("abc", range(2)):
@@ -116,7 +141,7 @@ def kill_again_and_again(supervisor: Supervisor, gauges: list[dict[str, float]])
         actor = starting("worker-0", 10 + epoch, epoch, now)
         supervisor.on_ready("worker-0", now)
         supervisor.on_suspect_gauges(told)
-        supervisor.on_exit(actor, -9, "", now)
+        supervisor.on_exit(actor, -11, "", now)
         if supervisor.give_up_reason is not None:
             return epoch - 1
         while not (orders := supervisor.tick({}, now)):
@@ -129,6 +154,18 @@ def recovery(**values: float) -> RecoveryConfig:
     return RecoveryConfig(restart=True, **values)  # type: ignore[arg-type]
 
 
+def test_hangs_and_want_of_memory_are_an_actors_affair() -> None:
+    for number, hung, counts in ((-9, "", False), (-9, "hung", True), (OOM_KILLED, "", True),
+                                 (-11, "", True), (-15, "", True)):
+        supervisor = Supervisor(recovery(max_restarts=1), 0.25, 1)
+        for epoch in (1, 2):
+            actor = starting("worker-0", epoch, epoch, 0.0)
+            actor.hang_cause = hung
+            supervisor.on_ready("worker-0", 0.0)
+            supervisor.on_exit(actor, number, "", 1.0)
+        assert (supervisor.give_up_reason is not None) == counts, (number, hung)
+
+
 @given(st.integers(0, 8), st.integers(0, 2**63 - 1))
 def test_the_limit_ends_the_engine_with_a_reason(limit: int, seed: int) -> None:
     supervisor = Supervisor(recovery(max_restarts=limit), 0.25, seed)
@@ -137,7 +174,7 @@ def test_the_limit_ends_the_engine_with_a_reason(limit: int, seed: int) -> None:
     assert isinstance(order, Kill) and order.role == "launcher"
     assert order.reason == supervisor.give_up_reason
     times = f"{limit} time{'s' if limit != 1 else ''}"
-    assert order.reason == (f"worker-0 (pid {11 + limit}) was killed by SIGKILL; it was started "
+    assert order.reason == (f"worker-0 (pid {11 + limit}) was killed by SIGSEGV; it was started "
                             f"again {times} within 60 s of work")
     assert supervisor.counts == ({("worker-0", "killed"): limit} if limit else {})
 
@@ -262,7 +299,7 @@ def test_counts_are_passed_to_the_next_watchdog() -> None:
         actor = starting("worker-0", 10 + epoch, epoch, now)
         supervisor.on_ready("worker-0", now)
         known |= {news.role: news for news in supervisor.changed_restarts()}
-        supervisor.on_exit(actor, -9, "", now + 1)
+        supervisor.on_exit(actor, -11, "", now + 1)
         assert supervisor.changed_restarts() == [], "the next one hears itself what is not ordered"
         if supervisor.give_up_reason is not None:
             break
@@ -296,7 +333,7 @@ def test_a_policy_handed_over_decides_as_one_that_goes_on(
 def test_forgiven_restarts_are_forgiven_by_the_next_watchdog() -> None:
     supervisor = Supervisor(recovery(max_restarts=1), 0.25, 1)
     supervisor.on_ready("worker-0", 0.0)
-    supervisor.on_exit(starting("worker-0", 5, 1, 0.0), -9, "", 1.0)
+    supervisor.on_exit(starting("worker-0", 5, 1, 0.0), -11, "", 1.0)
     assert supervisor.tick({}, 2.0) == [Spawn("worker-0", 2)]
     assert len(supervisor.changed_restarts()[0].counted) == 1
     supervisor.on_suspect_gauges({"quarantined": 0.0})
@@ -305,5 +342,5 @@ def test_forgiven_restarts_are_forgiven_by_the_next_watchdog() -> None:
     assert news.counted == [] and news.causes == {"killed": 1}
     heir = Supervisor(recovery(max_restarts=1), 0.25, 2)
     heir.restore([news])
-    heir.on_exit(starting("worker-0", 6, 2, 2.0), -9, "", 3.0)
+    heir.on_exit(starting("worker-0", 6, 2, 2.0), -11, "", 3.0)
     assert heir.give_up_reason is None

@@ -101,7 +101,7 @@ def test_a_dead_actor_comes_back_and_the_engine_is_not_ready_meanwhile() -> None
 
 def test_too_many_deaths_end_the_engine_with_the_reason() -> None:
     core = up(max_restarts=1)
-    core.on_message(Exited("a", 10, 1, -9), 2.0)
+    core.on_message(Exited("a", 10, 1, -11), 2.0)
     core.on_message(Children([Child("a", 20, 2), Child("b", 11, 1)], True), 2.2)
     core.on_message(Exited("a", 20, 2, -11), 2.3)
     [kill] = orders(core, 2.3)
@@ -163,7 +163,7 @@ def test_a_new_watchdog_learns_which_actors_died() -> None:
 def test_the_next_watchdog_continues_the_counts() -> None:
     """It is told of the restart before it is ordered, and the next one of it with the children."""
     core = up(max_restarts=1)
-    core.on_message(Exited("a", 10, 1, -9), 2.0)
+    core.on_message(Exited("a", 10, 1, -11), 2.0)
     sends = [send.message for send in core.on_wake(2.2)]
     assert [type(message) for message in sends] == [Restarted, Spawn]
     heir = make(epoch=2, max_restarts=1)
@@ -172,9 +172,9 @@ def test_the_next_watchdog_continues_the_counts() -> None:
     heir.on_message(msgspec.msgpack.decode(msgspec.msgpack.encode(children), type=Children), 2.6)
     assert heir.health().gauges == {"restarts.a.killed": 1.0}
     assert orders(heir, 2.6) == []
-    heir.on_message(Exited("a", 20, 2, -9), 3.0)
+    heir.on_message(Exited("a", 20, 2, -11), 3.0)
     (kill,) = orders(heir, 3.0)
-    assert kill.role == "launcher" and "a (pid 20) was killed by SIGKILL" in kill.reason
+    assert kill.role == "launcher" and "a (pid 20) was killed by SIGSEGV" in kill.reason
 
 
 def test_a_draining_watchdog_restarts_no_actor() -> None:

@@ -76,6 +76,20 @@ def exact(path: Path, architecture: str) -> Cell:
     return "yes"
 
 
+def program(path: Path, architecture: str) -> Cell:
+    """In bfloat16 on a CPU: decode steps are one call of C each, with the bits of steps that are run
+    operation by operation."""
+    write_toy(path, architecture, torch.bfloat16)
+    opened = open_device(opened_config(path, dtype="bfloat16"), 1, lambda *_: None, {}, LoneRank())
+    if opened.runner.segments is None:
+        return f"no: {opened.info.no_graphs.partition(': ')[2]}"
+    captured = bits_of(opened.runner, asked()[:3])
+    assert opened.runner.served["program"] > 5
+    opened.runner.segments = None
+    assert bits_of(opened.runner, asked()[:3]) == captured
+    return "yes"
+
+
 def bits_of(runner: ModelRunner, prompts: list[list[int]]) -> list[tuple[list[int], bytes]]:
     """Tokens and log-probabilities of the prompts, served together."""
     runner.reset()
@@ -101,7 +115,7 @@ def quantised(bits: str, path: Path, architecture: str) -> Cell:
 
 CELLS: dict[str, Callable[[Path, str], Cell]] = {
     "tokens": tokens, "preempted": preempted, "ranks": ranks, "exact": exact,
-    **{bits: partial(quantised, bits) for bits in BOUNDS},
+    "program": program, **{bits: partial(quantised, bits) for bits in BOUNDS},
 }
 
 

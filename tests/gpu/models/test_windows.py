@@ -33,7 +33,7 @@ from actorium.gpu.worker.device import open_device
 
 NEW, WINDOW = 24, 32
 GREEDY = ResolvedParams(max_tokens=NEW, temperature=0.0)
-LENGTHS = (1, 2, 7, 16, 17, 31, 32, 33, 48, 64, 65, 97, 120, 150, 176, 200)
+LENGTHS = (1, 7, 16, 31, 32, 33, 64, 65, 97, 200)
 MODELS: dict[str, dict[str, Any]] = {
     "MistralForCausalLM": {"sliding_window": WINDOW},
     "Qwen2ForCausalLM": {"use_sliding_window": True, "sliding_window": WINDOW,

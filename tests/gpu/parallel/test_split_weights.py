@@ -101,6 +101,10 @@ FORMATS = {
     "fp8": fp8(False), "fp8, in blocks": fp8(True), "int8": online("int8"), "int4": online("int4"),
     "Q4_0": gguf("Q4_0"), "Q8_0": gguf("Q8_0"), "Q5_1": gguf("Q5_1"),
     "rows of one tensor": gguf("IQ4_NL", architecture="Phi3ForCausalLM"),
+    "what tokens give every layer": gguf(
+        "Q4_0", architecture="Gemma4ForCausalLM", vocab_size_per_layer_input=199,
+        hidden_size_per_layer_input=32, num_kv_shared_layers=0, global_head_dim=64,
+        layer_types=["sliding_attention", "full_attention"], tie_word_embeddings=True),
     "latents": gguf("MXFP4", architecture="DeepseekV3ForCausalLM", num_key_value_heads=4,
                     q_lora_rank=32, kv_lora_rank=32, qk_nope_head_dim=32, qk_rope_head_dim=8,
                     head_dim=8, v_head_dim=32, n_routed_experts=4, num_experts_per_tok=2, n_group=1,

@@ -35,9 +35,9 @@ from actorium.gpu.passes.pass_choice import (
     choice_key,
     keep_winners,
     losses,
-    read_choice,
     remembered_choice,
 )
+from actorium.gpu.plan.choice_files import read_choice
 from actorium.gpu.worker.device import open_device
 from actorium.kernels.cpu.native_library import library
 
@@ -180,7 +180,8 @@ def test_a_file_that_is_none_is_measured_again(text: bytes, tmp_path: Path) -> N
     assert remembered_choice(model, PASSES, 1, tmp_path / "c").remembered
     first.path.write_bytes(text)
     again = remembered_choice(model, PASSES, 1, tmp_path / "c")
-    assert not again.remembered and read_choice(first.path, again.choice.key) == again.choice
+    assert not again.remembered
+    assert read_choice(first.path, again.choice.key, PassChoice) == again.choice
     assert [path.name for path in (tmp_path / "c").iterdir()] == [first.path.name]
 
 
@@ -198,6 +199,19 @@ def test_the_first_of_two_engines_decides(tmp_path: Path,
 
     monkeypatch.setattr(pass_choice, "_measured", meanwhile)
     assert remembered_choice(model, PASSES, 1, tmp_path / "c").choice.lost == theirs
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_successor_goes_by_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever has become of the cache: what it computes again must have the same bits."""
+    model, theirs = loaded(tmp_path), {"gated_product": Loss(1, 1.0, 2.0)}
+    (tmp_path / "run").mkdir()
+    monkeypatch.setattr(pass_choice, "_measured", lambda *_: (theirs, [1]))
+    remembered_choice(model, PASSES, 1, tmp_path / "c", tmp_path / "run")
+    monkeypatch.setattr(pass_choice, "_measured", lambda *_: ({}, [1]))
+    again = remembered_choice(model, PASSES, 1, tmp_path / "another", tmp_path / "run")
+    assert again.remembered and again.choice.lost == theirs
+    assert not remembered_choice(model, PASSES, 1, tmp_path / "another").choice.lost
 
 
 def test_a_folder_that_cannot_be_written_ends_no_start(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -280,12 +280,13 @@ def test_numbers_are_made_in_c_as_in_torch(kind: str, dtype: torch.dtype) -> Non
     torch.testing.assert_close(found, want, rtol=0, atol=0, equal_nan=True)
 
 
-def _check(path: Path, oracle: Any) -> None:
+def _check(path: Path, oracle: Any, quantizations: Sequence[str] = ("none", "auto")) -> None:
     """Greedy tokens of several prompts together are those of transformers, and so is every logit of
-    the longest. auto: weights are held in codes, which products by reference dequantise."""
+    the longest. auto: weights are held in codes, which products by reference dequantise; none:
+    they are dequantised when they are read."""
     rng = random.Random(7)
     prompts = [[rng.randrange(199) for _ in range(n)] for n in (1, 5, 33, 60)]
-    for quantization in ("none", "auto"):
+    for quantization in quantizations:
         model = load(resolve(str(path)), native=False, dtype="float32", quantization=quantization)
         if model.shape.recurrent:
             Case(model, oracle, path).check(alone(model, 64, 60))
@@ -322,14 +323,15 @@ ALIASES = {"qwen2vl": "Qwen2ForCausalLM", "qwen3vl": "Qwen3ForCausalLM",
 RARER = ("gemma4-moe", "falcon-11b", "falcon-h1", "jamba-dense", "gpt-neox-in-turn", "stablelm")
 
 
-@pytest.mark.parametrize("name", [
-    pytest.param(name, marks=[pytest.mark.slow] * (name in RARER)) for name in CASES])
+@pytest.mark.parametrize(("name", "quantization"), [
+    pytest.param(name, quantization, marks=[pytest.mark.slow] * (name in RARER or (i + j) % 2))
+    for i, name in enumerate(CASES) for j, quantization in enumerate(("none", "auto"))])
 def test_greedy_tokens_equal_transformers(
-    name: str, tmp_path: Path, record_property: Callable[[str, object], None]
+    name: str, quantization: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     path, (architecture, options) = tmp_path / "tiny.gguf", CASES[name]
     record_property("gguf", class_of(architecture))
-    _check(path, write_model(path, class_of(architecture), "Q4_0", 3, **options))
+    _check(path, write_model(path, class_of(architecture), "Q4_0", 3, **options), [quantization])
 
 
 def class_of(name: str) -> str:
@@ -456,6 +458,27 @@ def test_the_plan_counts_what_is_held(tmp_path: Path) -> None:
                    for own in ("auto", "none"))
     layer, outer = (2 * 4 + 2 * 2) * 64 * 256 + 3 * 256 * 512, 2 * 208 * 256
     assert plain - kept == 2 * (layer + outer) - layer * 18 // 32 - outer * 34 // 32
+
+
+@pytest.mark.parametrize("name, kind, dtype", [
+    ("gemma3n", "Q5_1", "bfloat16"), ("gemma4-double-wide", "Q8_0", "bfloat16"),
+    ("gemma4-double-wide", "Q4_0", "float32")])
+def test_what_tokens_give_every_layer_stays_in_codes(name: str, kind: str, dtype: str,
+                                                     tmp_path: Path) -> None:
+    """The table is held as the file has it, and the rows of ids are worth what the file's are."""
+    path, (architecture, options) = tmp_path / "tiny.gguf", CASES[name]
+    write_model(path, class_of(architecture), kind, 3, **options)
+    table = next(part for part in checkpoint_tensors(read_gguf(path))
+                 if part.name == "model.embed_tokens_per_layer.weight")
+    model, plain = (load(resolve(str(path)), dtype=dtype, quantization=own)
+                    for own in ("auto", "none"))
+    ids = torch.tensor([0, 198, 7, 7, 100])
+    want = read_part(table, model.dtype, False, torch.device("cpu"))[ids]
+    assert torch.equal(plain.token_table[ids], want)
+    assert not isinstance(model.token_table, torch.Tensor)
+    assert torch.equal(model.token_table.rows(ids, model.dtype), want)
+    counted = [bytes_by_format(own.shape).get(dtype, 0) for own in (plain, model)]
+    assert counted[0] - counted[1] > want[0].nbytes * len(plain.token_table)
 
 
 @pytest.mark.parametrize("quantization", ["fp8", "int4"])
