@@ -108,13 +108,15 @@ class GatewayCore(Core):
             await self._engine.peers.listen()
         from actorium.actors.runtime.http.http_server import serve_connection, start_server
 
-        kept = self._kept
+        kept, known = self._kept, set[int]()
         for record, sock in () if kept is None else kept.connections:
-            await serve_connection(self._server, sock, record, Origin.decode(record.origin()))
+            origin = Origin.decode(record.origin())
+            known |= {origin.number} if origin is not None else set()
+            await serve_connection(self._server, sock, record, origin)
         if kept is not None and kept.connections:
             LOG.info("connections taken over: %d", len(kept.connections))
             kept.connections.clear()
-        await start_server(self._server, [self._sock], self._keeper)
+        await start_server(self._server, [self._sock], self._keeper, known)
 
     # --- Core ---
 

@@ -21,6 +21,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from random import getrandbits
 from time import monotonic
 from typing import Any
 
@@ -96,7 +97,8 @@ class RelayCore(Core):
             self._refresh(_stamps(self._wanted))
 
     def _listen(self, sock: socket.socket) -> None:
-        self.loop.add_reader(sock.fileno(), self._accept, sock)
+        if not self.draining:
+            self.loop.add_reader(sock.fileno(), self._accept, sock)
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -106,7 +108,7 @@ class RelayCore(Core):
         except OSError:  # no descriptors are left
             self._give_up_a_handshake()
             self.loop.remove_reader(listener.fileno())
-            self.loop.call_later(AGAIN_SECONDS, lambda: self.draining or self._listen(listener))
+            self.loop.call_later(AGAIN_SECONDS, self._listen, listener)
             return
         self._accepted += 1
         with suppress(OSError):  # it has disconnected
@@ -116,11 +118,11 @@ class RelayCore(Core):
         sock.setblocking(False)
         if sock.family == socket.AF_UNIX:
             self.hand_over(RelayedConnection(self, sock, Origin(
-                None, (str(sock.getsockname()), None), "http")))
+                None, (str(sock.getsockname()), None), "http", getrandbits(63))))
             return
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         origin = Origin(sock.getpeername()[:2], sock.getsockname()[:2],
-                        "http" if self._tls is None else "https")
+                        "http" if self._tls is None else "https", getrandbits(63))
         if self._tls is None:
             self.hand_over(RelayedConnection(self, sock, origin))
             return
@@ -155,8 +157,9 @@ class RelayCore(Core):
         try:
             theirs = connection.connect()
         except OSError as error:
-            LOG.warning("no connection within this machine: %s", error)
-            return False
+            LOG.warning("a caller is given up: no connection within this machine: %s", error)
+            connection.close(reset=True)
+            return True
         for path in sorted(self._gateways, key=self._open_of.__getitem__):
             if listening.send_call(self._sender, path, connection.origin, theirs.fileno()):
                 theirs.close()
@@ -283,7 +286,8 @@ def _uds(setting: str | None) -> Path:
 
 
 def _address(sock: socket.socket, tls: ssl.SSLContext | None) -> ListenAddress:
-    return ListenAddress(*sock.getsockname()[:2], "http" if tls is None else "https")
+    host, port = sock.getsockname()[:2]
+    return ListenAddress(host, port, "http" if tls is None else "https")
 
 
 def _umask(pid: int) -> int:

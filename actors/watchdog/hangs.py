@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from actorium.actors.health import EXITED, HUNG, ONE_REQUEST, SILENT, STARTING_PHASES
 from actorium.actors.runtime.process import ProcessActivity
+from actorium.actors.runtime.roles import RELAY_ROLE
 from actorium.actors.watchdog.supervised import Supervised
 
 STOPPED, ASLEEP = "stopped", "asleep"
@@ -32,6 +33,9 @@ STARTING_SILENCE = 60.0
 STOPPED_SILENCE = 5.0
 """The same if it is stopped. It is more than for one that works: to a watchdog that was just
 started an actor is `starting` until its first heartbeat, however long it has worked."""
+RELAY_SILENCE = 20.0
+"""Seconds without a heartbeat that the relay is allowed: connections end with it, and go on where
+it only was stopped for a while."""
 BEATS_MISSED = 3.0
 """With a slow heartbeat, silence is no less than so many periods."""
 DOUBT = 4.0
@@ -90,6 +94,8 @@ def find_hang(actor: Supervised, actors: Mapping[str, Supervised], now: float, s
     if actor.phase == EXITED or actor.hang_cause:
         return None
     patience = max(silence if diagnosis else DOUBT * silence, BEATS_MISSED * heartbeat)
+    if actor.role == RELAY_ROLE:
+        patience = max(patience, RELAY_SILENCE)
     patience += actor.period(heartbeat) - heartbeat
     return (_silent(actor, now, patience, diagnosis) or _stuck_loop(actor)
             or _stalled(actor, actors, now))

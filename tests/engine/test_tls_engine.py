@@ -196,6 +196,20 @@ def test_a_new_certificate_under_a_stream(served: Served, authority: Authority) 
         assert answer.result() == expected
 
 
+def test_a_relay_that_is_stopped_for_a_while_loses_nothing(served: Served, authority: Authority
+                                                           ) -> None:
+    expected = ask(served, authority, "tls")
+    [relay] = [one for one in served.engine.client.status().actors if one.role == "relay"]
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(ask, served, authority, "tls", user="meanwhile")
+        time.sleep(0.1)
+        os.kill(relay.pid, signal.SIGSTOP)
+        time.sleep(3.0)
+        os.kill(relay.pid, signal.SIGCONT)
+        assert answer.result() == expected
+    assert relay.pid in [one.pid for one in served.engine.client.status().actors]
+
+
 def test_after_the_relay_s_death_callers_connect_again(served: Served, authority: Authority
                                                        ) -> None:
     expected = ask(served, authority, "uds")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -52,8 +52,8 @@ class Acceptor:
     nobody but this process."""
 
     def __init__(self, server: uvicorn.Server, sock: socket.socket,
-                 keeper: ConnectionKeeper | None) -> None:
-        self._server, self._sock, self._keeper = server, sock, keeper
+                 keeper: ConnectionKeeper | None, known: Collection[int]) -> None:
+        self._server, self._sock, self._keeper, self._known = server, sock, keeper, known
         self._loop = asyncio.get_running_loop()
         self._retry: asyncio.TimerHandle | None = None
         sock.setblocking(False)
@@ -71,7 +71,12 @@ class Acceptor:
             self.close()
             self._retry = self._loop.call_later(ACCEPT_AGAIN, self._listen)
             return
-        record = None if self._keeper is None else self._keeper.open(sock, origin)
+        again = origin is not None and origin.number in self._known
+        record = None if self._keeper is None or again else self._keeper.open(sock, origin)
+        listening.accepted(self._sock)
+        if again:
+            sock.close()
+            return
         task = self._loop.create_task(serve_connection(self._server, sock, record, origin))
         self._server.server_state.tasks.add(task)
         task.add_done_callback(self._server.server_state.tasks.discard)
@@ -87,10 +92,13 @@ class Acceptor:
 
 
 async def start_server(server: uvicorn.Server, sockets: Sequence[socket.socket],
-                       keeper: ConnectionKeeper | None = None) -> None:
+                       keeper: ConnectionKeeper | None = None, known: Collection[int] = ()
+                       ) -> None:
     """Accepts connections at these sockets. Not `Server.serve`: its main loop wakes ten times a
-    second and takes the process's signals. keeper: that of `http_server`."""
-    server.servers = [Acceptor(server, sock, keeper) for sock in sockets]  # type: ignore[misc]
+    second and takes the process's signals. keeper: that of `http_server`; known: numbers of
+    connections that the process before has had held, and the relay may hand over again."""
+    server.servers = [Acceptor(server, sock, keeper, known)  # type: ignore[misc]
+                      for sock in sockets]
     server.started = True
 
 

@@ -12,7 +12,7 @@ import stat
 import struct
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -40,7 +40,9 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
     """The caller's address; None over a unix socket."""
     server: tuple[str, int | None]
     """The address that it called, or the unix socket's path and None."""
-    scheme: str
+    scheme: Literal["http", "https"]
+    number: int = 0
+    """Of the connection: no other one's."""
 
     def encode(self) -> bytes:
         """Returns it as a text without NUL bytes."""
@@ -53,7 +55,7 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
 
 
 _decode_origin = msgspec.json.Decoder(Origin).decode
-_ORIGIN_BYTES = 512
+_ORIGIN_BYTES, _FD = 512, struct.Struct("i")
 
 
 def read_address(file: Path) -> ListenAddress | None:
@@ -113,7 +115,7 @@ def send_call(sender: socket.socket, path: Path, origin: Origin, fd: int) -> boo
     """Hands a connection to a gateway; False if it has no socket, or one that is full."""
     try:
         sender.sendmsg([origin.encode()],
-                       [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", fd))], 0,
+                       [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _FD.pack(fd))], 0,
                        str(path))
     except OSError:
         return False
@@ -121,14 +123,21 @@ def send_call(sender: socket.socket, path: Path, origin: Origin, fd: int) -> boo
 
 
 def accept(sock: socket.socket) -> tuple[socket.socket, Origin | None]:
-    """Accepts a connection at a listening socket, or takes one that the relay hands over. Raises
-    `OSError`."""
+    """Accepts a connection at a listening socket, or looks at one that the relay hands over, which
+    comes again until `accepted` is called. Raises `OSError`."""
     if sock.type != socket.SOCK_DGRAM:
         return sock.accept()[0], None
-    data, fds, _, _ = socket.recv_fds(sock, _ORIGIN_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
-    if not fds:
+    data, more, _, _ = sock.recvmsg(  # `socket.recv_fds` passes no flags on
+        _ORIGIN_BYTES, socket.CMSG_LEN(_FD.size), socket.MSG_CMSG_CLOEXEC | socket.MSG_PEEK)
+    if not more or len(more[0][2]) != _FD.size:
         raise OSError(errno.EMFILE, "no descriptor is left for a connection")
-    return socket.socket(fileno=fds[0]), Origin.decode(data)
+    return socket.socket(fileno=_FD.unpack(more[0][2])[0]), Origin.decode(data)
+
+
+def accepted(sock: socket.socket) -> None:
+    """The connection that `accept` has returned is held, or given up."""
+    if sock.type == socket.SOCK_DGRAM:
+        sock.recv(1)
 
 
 def listen_unix(path: Path, backlog: int) -> socket.socket:

@@ -46,8 +46,9 @@ class Running:
 
     def take(self) -> tuple[socket.socket, Origin]:
         """Returns a connection that was handed over, as a gateway gets it."""
-        self._calls.settimeout(20)
+        self._calls.settimeout(10)
         sock, origin = listening.accept(self._calls)
+        listening.accepted(self._calls)
         assert origin is not None
         sock.settimeout(20)
         return sock, origin
@@ -121,7 +122,8 @@ def test_bytes_pass_both_ways_with_the_caller_s_address(authority: Authority) ->
     def scenario(relay: Running) -> None:
         caller = relay.call()
         gateway, origin = relay.take()
-        assert origin == Origin(caller.getsockname()[:2], caller.getpeername()[:2], "https")
+        assert origin == Origin(caller.getsockname()[:2], caller.getpeername()[:2], "https",
+                                origin.number)
         assert relay.address is not None and relay.address.url.startswith("https://127.0.0.1:")
         assert caller.selected_alpn_protocol() is None
         big = os.urandom(3_000_000)
@@ -363,7 +365,7 @@ def test_http_over_a_unix_socket_has_no_tls_and_no_address(authority: Authority)
         with socket.socket(socket.AF_UNIX) as caller:
             caller.connect(str(path))
             gateway, origin = relay.take()
-            assert origin == Origin(None, (str(path), None), "http")
+            assert origin == Origin(None, (str(path), None), "http", origin.number)
             caller.sendall(b"question")
             assert gateway.recv(100) == b"question"
             gateway.sendall(b"answer")

@@ -99,6 +99,34 @@ def test_a_connection_that_is_handed_over_is_its_caller_s(tmp_path: Path) -> Non
             origin.client, origin.server, origin.scheme)
 
 
+def test_no_connection_is_lost_or_served_twice_at_the_moment_of_a_hand_over(tmp_path: Path
+                                                                            ) -> None:
+    """A gateway dies having looked at what is handed over: it comes again. It dies a moment later,
+    the connection being held: the next one has it from there."""
+    async def run(known: set[int]) -> bytes:
+        server = http_server(echo, ConnectionLimits(9, 5.0, 5.0, 1 << 20), 5, 9)
+        with listening.listen_for_calls(tmp_path, "gateway-0") as calls, \
+                socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            ours, theirs = socket.socketpair()
+            with ours:
+                path = listening.calls_path(tmp_path, "gateway-0")
+                for number in (7, 8):
+                    origin = Origin(None, ("/run/a.sock", None), "http", number)
+                    with (theirs if number == 7 else socket.socketpair()[1]) as handed:
+                        assert listening.send_call(sender, path, origin, handed.fileno())
+                calls.settimeout(10)
+                listening.accept(calls)[0].close()
+                await start_server(server, [calls], None, known)
+                reader, writer = await asyncio.open_connection(sock=ours)
+                with contextlib.suppress(ConnectionError):
+                    writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+                    return (await reader.readline())[:12]
+                return b""
+
+    assert asyncio.run(run(set())) == b"HTTP/1.1 200"
+    assert asyncio.run(run({7})) == b""
+
+
 @pytest.mark.parametrize("size", [b"ffffffffffffffff", b"7FFFFFFFFFFFFFFF", b"123456789",
                                   b"000fffffffffffffffff", b"fffffffff;a=b"])
 def test_a_chunk_longer_than_any_body_is_refused_at_once(size: bytes) -> None:

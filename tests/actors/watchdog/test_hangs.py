@@ -23,6 +23,7 @@ from actorium.actors.runtime.process import (
 from actorium.actors.watchdog.hangs import (
     DOUBT,
     MARGIN,
+    RELAY_SILENCE,
     STARTING_SILENCE,
     STOPPED_SILENCE,
     WATCHED,
@@ -92,6 +93,16 @@ def test_one_that_may_only_be_starved_gets_longer(phase: str) -> None:
     when, hang = run(actor, start=30.0, seconds=20.0, diagnosis="")["a"]
     assert hang.cause == SILENT and abs(when - DOUBT * SILENCE) <= 2 * TICK
     assert hang.text.endswith(f"({phase})")
+
+
+@pytest.mark.parametrize("diagnosis", ["", "stopped"])
+def test_the_relay_is_waited_for(diagnosis: str) -> None:
+    """Its connections end with it."""
+    relay = Actor("relay", "ready")
+    run(relay, seconds=30.0)
+    relay.beats = False
+    when, _ = run(relay, start=30.0, seconds=60.0, diagnosis=diagnosis)["relay"]
+    assert abs(when - RELAY_SILENCE) <= 2 * TICK
 
 
 class Kernel:
