@@ -1,6 +1,6 @@
 """Records an engine whose actors are killed under streams, as an animated SVG of 15 seconds.
 
-    python -m actorium.tools.recording [--model smollm2] [--out docs/kills.svg]
+    python -m actorium.tools.kill_recording [--model smollm2] [--out docs/kills.svg]
 
 The run is real: clients of the openai package, without retries, ask an engine over HTTP, first
 undisturbed, then while its actors get SIGKILL one after the other. Nothing is drawn unless every
@@ -65,7 +65,7 @@ class Death(NamedTuple):
     back: float
 
 
-class Recording(NamedTuple):
+class RecordedRun(NamedTuple):
     """A run."""
 
     streams: list[list[Piece]]
@@ -105,18 +105,18 @@ async def _kill(run_dir: Path, begun: float, streams: list[list[Piece]], chars: 
     return deaths
 
 
-async def _run(run_dir: Path, chars: int = 0) -> Recording:
+async def _run(run_dir: Path, chars: int = 0) -> RecordedRun:
     """Asks all at once. chars: of all answers, while which come actors are killed; 0 = none is."""
     address, begun = where(run_dir), monotonic()
     assert address is not None
     streams: list[list[Piece]] = [[] for _ in ASKED]
-    deaths, *_ = await asyncio.gather(_kill(run_dir, begun, streams, chars), *(
-        _ask(address.url, question, begun, stream)
-        for question, stream in zip(ASKED, streams, strict=True)))
-    return Recording(streams, deaths, monotonic() - begun)
+    killing = asyncio.create_task(_kill(run_dir, begun, streams, chars))
+    await asyncio.gather(*(_ask(address.url, question, begun, stream)
+                           for question, stream in zip(ASKED, streams, strict=True)))
+    return RecordedRun(streams, await killing, monotonic() - begun)
 
 
-def record(model: str) -> Recording:
+def record(model: str) -> RecordedRun:
     """Raises `SystemExit` where an answer differs."""
     with tempfile.TemporaryDirectory(prefix="ac-", dir="/tmp") as base, Engine(
             model, port=0, exact="on", max_num_seqs=8, device="cpu", run_dir=base,
@@ -203,7 +203,7 @@ def _stream(canvas: Canvas, number: int, question: str, pieces: Sequence[Piece])
     canvas.out.append("</g></g>")
 
 
-def draw(recording: Recording, model: str) -> str:
+def draw(recording: RecordedRun, model: str) -> str:
     """Returns the SVG."""
     scale = PLAYED / recording.seconds
     canvas = Canvas(scale)
