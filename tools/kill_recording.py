@@ -44,6 +44,9 @@ PANE = 640
 """Width of the streams."""
 LINE = 17
 COLUMNS, ROWS = 85, 5
+TOP = PAD + 40
+STEP = (HEIGHT - TOP - 42) / len(ASKED)
+"""Height of a stream."""
 STYLE = """text{font:12px ui-monospace,'SFMono-Regular',Menlo,Consolas,'DejaVu Sans Mono',monospace;
 fill:#e6edf3;white-space:pre}.dim{fill:#8b949e}.red{fill:#ff7b72}.green{fill:#7ee787}
 .head{fill:#79c0ff}"""
@@ -176,7 +179,7 @@ def _lines(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
 
 
 def _stream(canvas: Canvas, number: int, question: str, pieces: Sequence[Piece]) -> None:
-    top = PAD + 34 + number * (HEIGHT - 92) / len(ASKED)
+    top = TOP + number * STEP
     gaps = [(a.at, b.at) for a, b in zip(pieces, pieces[1:], strict=False) if b.at - a.at > PAUSED]
     waits = "".join(canvas.during("fill", "#d29922", a + PAUSED / 2, b) for a, b in gaps)
     canvas.out.append(f'<circle cx="{PAD + 10}" cy="{top - 4:g}" r="4" fill="#3fb950">{waits}'
@@ -207,19 +210,20 @@ def draw(recording: RecordedRun, model: str) -> str:
     """Returns the SVG."""
     scale = PLAYED / recording.seconds
     canvas = Canvas(scale)
-    step = (HEIGHT - 92) / len(ASKED)
-    clips = "".join(f'<clipPath id="c{n}"><rect x="{PAD}" y="{PAD + 37 + n * step:g}" '
+    clips = "".join(f'<clipPath id="c{n}"><rect x="{PAD}" y="{TOP + 3 + n * STEP:g}" '
                     f'width="{PANE}" height="{ROWS * LINE + 2}"/></clipPath>'
                     for n in range(len(ASKED)))
     for number, (question, pieces) in enumerate(zip(ASKED, recording.streams, strict=True)):
         _stream(canvas, number, question, pieces)
     x = PAD + PANE + 20
+    canvas.text(PAD + 8, PAD + 10, "openai.AsyncOpenAI(max_retries=0), four times", "dim")
+    canvas.text(x, PAD + 10, "meanwhile", "dim")
     for number, death in enumerate(recording.deaths):
-        y = PAD + 34 + number * 54
+        y = TOP + number * 54
         canvas.text(x, y, f"$ kill -9 {death.pid:<9}", "red", canvas.hidden_until(death.at))
         canvas.text(x + 160, y, f"# {death.role}", "dim", canvas.hidden_until(death.at))
-        canvas.text(x, y + LINE, f"runs again as {death.next_pid} "
-                    f"after {death.back - death.at:.1f} s", "green",
+        canvas.text(x, y + LINE, f"started again as {death.next_pid}, "
+                    f"{death.back - death.at:.1f} s later", "green",
                     canvas.hidden_until(death.back))
     foot = HEIGHT - PAD - 4
     canvas.text(PAD + 8, foot - LINE, f"{len(ASKED)} plain openai clients, {len(KILLED)} kills, "
