@@ -15,6 +15,7 @@ import asyncio
 import os
 import signal
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from html import escape
 from importlib import import_module
@@ -35,6 +36,8 @@ TOKENS = 260
 """At the most."""
 PLAYED, HELD = 13.0, 2.0
 """Seconds in which the run is shown, and for which its end stays."""
+WARM = 8.0
+"""Seconds after which an engine has its fork servers."""
 FRAME = 0.1
 """Seconds of the picture: what comes within one is shown together."""
 PAUSED = 0.4
@@ -126,6 +129,7 @@ def record(model: str) -> RecordedRun:
             crash_reports=False) as engine:
         run_dir = Path(base) / engine.name
         calm = asyncio.run(_run(run_dir))
+        time.sleep(WARM)
         killed = asyncio.run(_run(run_dir, _chars(calm.streams)))
     texts = [["".join(piece.text for piece in stream) for stream in run.streams]
              for run in (calm, killed)]

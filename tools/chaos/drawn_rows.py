@@ -196,8 +196,9 @@ class DrawnPlayer:
     async def _limit_group(self, fault: DrawnFault) -> None:
         """What it has stays with the group that it was in; the new one counts what is new."""
         pid = await self._pid(fault.roles[0])
-        with suppress(OSError), memory_group(2**20 + int(fault.amount * 2**22)) as group:
-            (group / "cgroup.procs").write_text(str(pid))
+        with memory_group(2**14 + int(fault.amount * 2**17)) as group:
+            with suppress(ProcessLookupError):
+                (group / "cgroup.procs").write_text(str(pid))
             await asyncio.sleep(fault.seconds)
 
     async def _move_clock(self, fault: DrawnFault) -> None:
