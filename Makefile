@@ -102,7 +102,7 @@ kills:
 	@$(MAKE) --no-print-directory chaos ROWS=clients,clients-replicas
 
 recording: $(VENV)/.ready-test
-	$(BIN)/python -m actorium.tools.recording
+	$(BIN)/python -m actorium.tools.kill_recording
 
 # Two raylets on this machine stand for two; Ray is in an environment of its own, above $(VENV).
 cluster: build/ray/.ready

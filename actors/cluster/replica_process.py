@@ -10,6 +10,7 @@ one process, with heartbeats like an actor's, and it is started again like an ac
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -102,6 +103,8 @@ def main(argv: list[str]) -> int:
     if launcher.failure is not None:
         _report(ctx, context, launcher.failure.code, launcher.failure.message)
     context.term()
+    if launcher.actor_killed:  # that was not the replica's own doing, either
+        os.kill(os.getpid(), signal.SIGKILL)
     return code
 
 

@@ -144,6 +144,12 @@ class RequestBook:
                                        or (record.finish and not output.finish)):
                 self._apply(OUTPUT, record)
 
+    def same(self, submit: Submit, sid: int) -> RoutedRequest | None:
+        """The request of that name and number, whichever client it was last known to belong to."""
+        request = self.by_sid.get(sid)
+        known = request is not None and (request.sid, request.submit.rid) == (sid, submit.rid)
+        return request if known else None
+
     def waiting(self) -> Iterator[RoutedRequest]:
         """Requests that are not over and nowhere."""
         return (request for request in self.live.values() if request.replica == NOWHERE)
@@ -166,7 +172,7 @@ class RequestBook:
         """A replica has accepted a sequence, or reports it anew."""
         request.opened = True
         if (message.client, message.rid) != request.key:
-            self._change_client(request, message.client)
+            self.change_client(request, message.client)
         if message.emitted or message.end is not None:
             self._apply(OUTPUT, OutputRecord(
                 message.sid, message.emitted, message.cached_tokens, message.emitted_logprobs,
@@ -198,7 +204,7 @@ class RequestBook:
             self._over_bytes += size
         return request.over
 
-    def _change_client(self, request: RoutedRequest, client: bytes) -> None:
+    def change_client(self, request: RoutedRequest, client: bytes) -> None:
         """Another client has taken the request up."""
         before, rid = request.key, request.submit.rid
         if (known := self.requests.get((client, rid))) is not None and known is not request:

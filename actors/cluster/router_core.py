@@ -293,6 +293,10 @@ class RouterCore(Core):
                 self.assignments.repeat(request, submit, now)
             return
         before = self.book.resumable(submit.rid, submit.tenant) if submit.resume_seconds else None
+        if before is not None and not before.over and before.submit.rid == submit.rid:
+            # Not a second entry, which would be lost with what the replica says of it.
+            self._on_resume(ResumeRequest(submit.rid, submit.client, True, submit.tenant), now)
+            return
         home = None if before is None else self.assignments.home(before, now)
         if home is None and self._draining:
             self._refuse(submit, "unavailable", "the engine is stopping")
@@ -329,7 +333,7 @@ class RouterCore(Core):
         request = self.book.requests.get((resume.client, resume.rid))
         if request is None and resume.adopt:
             request = self.book.resumable(resume.rid, resume.tenant)
-        if request is None:
+        if request is None or (resume.adopt and request.submit.tenant != resume.tenant):
             self._out.append(Send(DETOKENIZER, Unknown(resume.rid, resume.client)))
         elif (home := self.assignments.home(request, now)) is None:
             if resume not in request.orders:
@@ -371,6 +375,9 @@ class RouterCore(Core):
                 if frame.seen >= view.asked:  # else as things were before the last question
                     most = self.assignments.on_inventory(view, message, now)
                     self.next_sid = max(self.next_sid, most + 1)
+            elif isinstance(message, Unknown) and any(
+                    request.submit.rid == message.rid for request in self.book.live.values()):
+                pass  # it goes on elsewhere, as the inventory says; the client asks again
             elif not (isinstance(message, Reply) and self._flushes.add(view.index, message)):
                 self._out.append(Send(DETOKENIZER, message))
 

@@ -269,7 +269,7 @@ class RecoveryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     times as long if it may only be starved, 60 while it loads."""
     max_restarts: int = 5
     """Restarts of one actor within `restart_window`; one more ends the engine. Those after a
-    SIGKILL by somebody else do not count if the actor was at work. 0 = never start one again."""
+    SIGKILL by somebody else do not count. 0 = never start one again."""
     restart_window: float = 60.0
     """Seconds."""
     upgrade_fault: str = ""

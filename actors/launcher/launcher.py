@@ -100,6 +100,8 @@ class Launcher:
         self.roles = dict(roles) if roles is not None else roles_of(config)
         self.failure: ActoriumError | None = None
         """Why the engine ended, if not by `stop`."""
+        self.actor_killed = False
+        """It ended because somebody killed an actor before the engine was ready."""
         self._started, self._ready = started, ready
         self._run_dir: RunDir | None = None
         self._poll = select.poll()
@@ -398,6 +400,7 @@ class Launcher:
         """An actor has died that is not started again: the engine fails, or goes on without a
         replica that came later."""
         fatal = self._fatal_of(actor)
+        self.actor_killed = status == -signal.SIGKILL
         if (status == EXIT_BAD_CONFIG and self._replicas is not None
                 and came_later(self.roles.get(actor.role, ""))):
             self._replicas.leave_out(actor, fatal.message or death)

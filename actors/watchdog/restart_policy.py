@@ -4,9 +4,9 @@ One for one, after a delay that doubles from death to death, and never more ofte
 limit allows, like Erlang's supervisors. Pure: the caller passes the time, CLOCK_MONOTONIC seconds.
 
 Restarts are counted over `window` seconds *of work*: an actor that dies each time after loading for
-two minutes gets no further than one that dies at once. What counts and delays are deaths that speak
-against the actor: those of its own making, and those on the way to work. An actor that was at work
-when somebody killed it is as good as it was, so its death does neither, however often that is.
+two minutes gets no further than one that dies at once. What counts are deaths of the actor's own
+making: one that somebody killed is as good as it was, however often that happens. If it was at work
+its next start is not delayed, either.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RestartRecord(Struct):
     suspected: int = 0
     """Deaths with a suspected request. (The next watchdog does not get it.)"""
     last_counts: bool = True
-    """The last death counts. (Nor this.)"""
+    """The last death was of its own making. (Nor this.)"""
 
 
 class Restarts:
@@ -80,20 +80,22 @@ class Restarts:
         """When to start it again; None if it has died too often for that. killed: by somebody
         else."""
         record = self._record(role)
-        record.last_counts = not (killed and record.working_since is not None and self.limit)
+        record.last_counts = not (killed and self.limit)
+        worked = record.working_since is not None
         lived = 0.0 if record.working_since is None else max(0.0, now - record.working_since)
         record.working_since = None
         record.worked += lived
         steps_back = int(lived / STEP_BACK)
         record.delays = 0 if lived >= HEALTHY_AFTER else max(0, record.delays - steps_back)
-        if not record.last_counts:
+        if killed and worked and self.limit:
             self._changed.add(role)
             return now + self._delay(0)
         while record.counted and record.counted[0] <= record.worked - self.window:
             record.counted.popleft()
-        if len(record.counted) >= self.limit:
-            return None
-        record.counted.append(record.worked)
+        if record.last_counts:
+            if len(record.counted) >= self.limit:
+                return None
+            record.counted.append(record.worked)
         record.delays += 1
         self._changed.add(role)
         return now + self._delay(record.delays - 1)

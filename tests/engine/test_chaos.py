@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from actorium.actors.detokenizer.core import DetokenizerCore
+from actorium.actors.errors import EngineUnavailable
 from actorium.actors.messages import TokenLogprob
 from actorium.actors.models.model_dir import DEMO_MODEL
 from actorium.actors.params import SamplingParams
@@ -24,6 +25,7 @@ from actorium.tools.chaos import (
     model_rows,
     stop_rows,
 )
+from actorium.tools.chaos.__main__ import run
 from actorium.tools.chaos.checked_streams import Gaps, RequestMaker, Traffic, quantile
 from actorium.tools.chaos.drawn_faults import BY_NAME, KINDS, TOKENS, DrawnFault, draw, skipped
 from actorium.tools.chaos.drawn_rows import DrawnPlayer
@@ -51,6 +53,16 @@ def test_a_plan_follows_its_seed_and_kills_every_role() -> None:
     assert [fault.at for fault in faults] == sorted(fault.at for fault in faults)
     assert sum(fault.kind == "stop" for fault in faults) == 8
     assert sum(fault.kind == "full" for fault in faults) == 3
+
+
+def test_a_row_that_fails_as_a_whole_is_reported_and_the_others_run() -> None:
+    def fails(seed: int) -> dict[str, Any]:
+        raise EngineUnavailable(f"of seed {seed}")
+
+    rows: dict[str, list[str]] = {}
+    run(["a", "b"], 7, lambda name, row: rows.update({name: row["wrong"]}),
+        {"a": fails, "b": lambda seed: {"wrong": []}})
+    assert rows == {"a": ["EngineUnavailable: of seed 7"], "b": []}
 
 
 def test_a_seed_draws_the_same_faults_however_long_a_run_is(monkeypatch: pytest.MonkeyPatch

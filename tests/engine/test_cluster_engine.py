@@ -16,6 +16,7 @@ from helpers_cli import NULL, Cli, alive, cli, eventually, read_until
 
 from actorium.actors.client.client import Client, SamplingParams
 from actorium.actors.scheduler.request_state import choice_seed
+from actorium.tools.chaos.faults import actors
 from actorium.tools.null import null_worker
 
 __all__ = ["cli"]
@@ -99,6 +100,33 @@ def test_a_cluster_answers_and_survives_a_replica(cli: Cli) -> None:
         assert process.wait(30) == 0
     assert not [pid for pid in pids.values() if alive(pid)]
     assert cli.entries() == []
+
+
+@pytest.mark.slow
+def test_actors_of_a_replica_may_be_killed_while_it_starts(cli: Cli) -> None:
+    """However often: it ends with them, and that is no death of its own doing."""
+    run_dir, killed = Path(cli.run_dir) / "c", set[int]()
+
+    def kill_next_worker() -> bool:
+        worker = actors(run_dir).get("0/worker-0")
+        if worker is None or worker.pid in killed:
+            return False
+        killed.add(worker.pid)
+        os.kill(worker.pid, signal.SIGKILL)
+        return True
+
+    with cli.serve(*CLUSTER, "--max-restarts", "1") as process:
+        pids = pids_of(cli)
+        killed.add(pids["c.0", "worker-0"])
+        os.kill(pids["c", "replica-0"], signal.SIGKILL)
+        for _ in range(4):
+            assert eventually(kill_next_worker, 60)
+        assert eventually(lambda: any(
+            row["role"] == "replica-0" and row["epoch"] > 2 and row["phase"] == "ready"
+            for row in rows_of(cli)), 60)
+        assert streams(cli, lambda: None) == WHOLE
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import os
 import platform
 import random
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, strftime
@@ -93,7 +94,11 @@ def run(names: list[str], seed: int, report: Callable[[str, dict[str, Any]], Non
     """Runs rows; calls `report` with each finished row."""
     for name in names:
         began, load = monotonic(), os.getloadavg()[0]
-        row = rows[name](seed)
+        try:
+            row = rows[name](seed)
+        except Exception as error:  # the other rows have their say all the same
+            traceback.print_exc()
+            row = {"wrong": [f"{type(error).__name__}: {error}"]}
         wrong = row.pop("wrong")
         report(name, row | {"took_s": round(monotonic() - began, 1), "load_before": round(load, 2),
                             "load_after": round(os.getloadavg()[0], 2), "wrong": wrong})

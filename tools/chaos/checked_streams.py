@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -68,6 +69,11 @@ class Gaps:
                 for name, found in by_name.items()}
 
 
+def crowding() -> float:
+    """Returns how many processes want each processor, at least 1: so much longer all takes."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
 def quantile(values: list[float], share: float) -> float:
     """Returns the smallest value with `share` of all at or below it; 0 if there are none."""
     if not values:
@@ -76,7 +82,7 @@ def quantile(values: list[float], share: float) -> float:
 
 
 LATEST = 90.0
-"""Seconds within which a request must have ended."""
+"""Seconds within which a request must have ended, on a machine that has nothing else to do."""
 CLEAN = 500
 """Prompts are made of smaller tokens than this."""
 REFUSED = ("queue_full", "unavailable")
@@ -180,7 +186,7 @@ class Traffic:
                  latest: float = LATEST) -> None:
         """aborts: share of the requests that are aborted in the middle; latest: seconds within
         which each must have ended."""
-        self.tally, self.gaps, self._latest = TrafficTally(), gaps or Gaps(), latest
+        self.tally, self.gaps, self._latest = TrafficTally(), gaps or Gaps(), latest * crowding()
         self._maker, self._aborts = maker, aborts
         self.live: dict[int, CheckedRequest] = {}
 

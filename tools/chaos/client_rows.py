@@ -2,9 +2,9 @@
 retry nothing and ask for no resumption, while any actor of the engine is killed, gateways too.
 
 The demo model in bfloat16 with `--exact on`, and the flags of recovery as they are by default:
-every answer must be what it is undisturbed, log-probabilities to the bit. Chat and completions,
-streams and whole answers, greedy, sampled, of two choices, or held to a schema, with and without
-log-probabilities, in turn.
+every answer must be what it is undisturbed, log-probabilities to the bit. Chat, completions and
+responses, streams and whole answers, greedy, sampled, of two choices, or held to a schema, with and
+without log-probabilities, in turn.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-import socket
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.gateway.actor import where
 from actorium.actors.runtime import roles as actor_roles
 from actorium.tools.chaos.checked_streams import Gaps
-from actorium.tools.chaos.cluster_rows import at_rest
+from actorium.tools.chaos.cluster_rows import at_rest, free_port
 from actorium.tools.chaos.faults import actors, send
 from actorium.tools.chaos.rig import Rig, held_at_rest, rig
 
@@ -53,6 +52,7 @@ KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("completions", {**FREE, "temperature": 0.0, "logprobs": 2}),
     ("completions", {**FREE, "temperature": 0.8, "n": 2}),
     ("chat", HELD),
+    ("responses", {**FREE, "temperature": 0.8}),
     ("completions", {**FREE, "temperature": 0.8, "frequency_penalty": 0.4, "logprobs": 1}))
 """API and parameters of requests in turn; of each kind four fifths are streams."""
 
@@ -76,12 +76,16 @@ def draw_calls(seed: int, count: int) -> list[DrawnCall]:
     for number in range(count):
         api, arguments = KINDS[number % len(KINDS)]
         prompt = " ".join(chance.choices(WORDS, k=chance.randint(3, 30)))
-        asked = {"messages": [{"role": "user", "content": prompt}]} if api == "chat" else {
-            "prompt": prompt}
-        if chance.random() < 0.8:
-            asked |= {"stream": True, "stream_options": {"include_usage": True}}
-        calls.append(DrawnCall(api, {"model": "default", "seed": number, **asked, **arguments,
-                                     "max_tokens": chance.randint(*TOKENS)}))
+        tokens, is_stream = chance.randint(*TOKENS), chance.random() < 0.8
+        asked: dict[str, Any] = {"model": "default", **arguments, "stream": is_stream}
+        asked["extra_body"] = asked.get("extra_body", {}) | {"seed": number}
+        if api == "responses":
+            asked |= {"input": prompt, "max_output_tokens": tokens}
+        else:
+            asked |= {"max_tokens": tokens} | ({"prompt": prompt} if api == "completions" else {
+                "messages": [{"role": "user", "content": prompt}]})
+            asked |= {"stream_options": {"include_usage": True}} if is_stream else {}
+        calls.append(DrawnCall(api, asked))
     return calls
 
 
@@ -108,6 +112,8 @@ class ReceivedAnswer:
     choices: dict[int, ReceivedText] = field(default_factory=dict)
     usage: tuple[int, int] = (0, 0)
     """Tokens of the prompt, and of the completion."""
+    numbers: list[int] = field(default_factory=list)
+    """Of the events of a stream of Responses, 0 and up."""
     error: str = ""
 
     @property
@@ -117,6 +123,9 @@ class ReceivedAnswer:
 
     def add(self, data: dict[str, Any]) -> None:
         """Adds a chunk, or a whole answer."""
+        if "choices" not in data:
+            self._add_response(data)
+            return
         for choice in data["choices"]:
             mine = self.choices.setdefault(choice["index"], ReceivedText())
             part = choice.get("delta") or choice.get("message") or choice
@@ -126,6 +135,21 @@ class ReceivedAnswer:
             mine.reason = choice.get("finish_reason") or mine.reason
         if usage := data.get("usage"):
             self.usage = usage["prompt_tokens"], usage["completion_tokens"]
+
+    def _add_response(self, data: dict[str, Any]) -> None:
+        """Adds an event of a stream of Responses, or a whole response."""
+        choice = self.choices.setdefault(0, ReceivedText())
+        if "sequence_number" in data:
+            self.numbers.append(data["sequence_number"])
+        if data.get("type") == "response.output_text.delta":
+            choice.text += data["delta"]
+        response = data.get("response", data)
+        if response.get("usage"):
+            self.usage = response["usage"]["input_tokens"], response["usage"]["output_tokens"]
+            choice.reason = response["status"]
+        if "output" in data:
+            choice.text = "".join(part["text"] for item in data["output"]
+                                  for part in item.get("content") or ())
 
     def differs(self, other: ReceivedAnswer) -> str:
         """Returns the first difference from another; empty = there is none."""
@@ -142,7 +166,11 @@ class ReceivedAnswer:
                               min(len(a), len(b)))
                     return (f"choice {index}: {what} equal for {at} of {len(b)}, then "
                             f"{a[at:at + 1]!r} of {len(a)}, not {b[at:at + 1]!r}")
-        return "" if self == other else f"usage {self.usage}, not {other.usage}"
+        if self.numbers != [*range(len(self.numbers))]:
+            return f"numbers of events {self.numbers[-9:]}"
+        return "" if self.usage == other.usage and len(self.choices) == len(other.choices) else (
+            f"{len(self.choices)} choices and {self.usage} tokens, not {len(other.choices)} and "
+            f"{other.usage}")
 
 
 class PlainClients:
@@ -170,10 +198,11 @@ class PlainClients:
         begun = monotonic()
         async with self._openai.AsyncOpenAI(base_url=f"{self._url}/v1", api_key="-",
                                             max_retries=0) as client:
-            create = (client.chat if api == "chat" else client).completions.create
+            create = {"chat": client.chat.completions, "completions": client.completions,
+                      "responses": client.responses}[api].create
             try:
                 data = await create(**arguments)
-                if not arguments.get("stream"):
+                if not arguments["stream"]:
                     answer.add(data.model_dump())
                     return
                 ids, last = set(), monotonic()
@@ -181,8 +210,10 @@ class PlainClients:
                     now = monotonic()
                     self.gaps.record(number, begun, last, now)
                     last = now
-                    ids.add(chunk.id)
-                    answer.add(chunk.model_dump())
+                    part = chunk.model_dump()
+                    ids |= {name for name in (part.get("id"), (part.get("response") or {}).get(
+                        "id")) if name}
+                    answer.add(part)
                 answer.error = f"ids {ids}" if len(ids) != 1 else ""
             except Exception as error:  # of openai, httpx2, ssl, json: whatever a caller would see
                 answer.error = f"{type(error).__name__}: {error}"[:300]
@@ -225,7 +256,7 @@ def clients(seed: int, count: int = CLIENTS, kills: int = KILLS, replicas: int =
     drawn = draw_kills(seed, kills, roles)
     config: dict[str, Any] = {
         "null_worker": False, "skip_tokenizer": False, "device": "cpu", "dtype": "bfloat16",
-        "exact": "on", "port": _free_port(), "gateways": len(GATEWAYS), "replicas": replicas,
+        "exact": "on", "port": free_port(), "gateways": len(GATEWAYS), "replicas": replicas,
         "max_num_seqs": 32, "max_restarts": recovery.max_restarts} | flags
     with rig(actor_roles.ROLES["worker-0"], dict.fromkeys(GATEWAYS, actor_roles.GATEWAY),
              **config) as made:
@@ -239,16 +270,10 @@ def clients(seed: int, count: int = CLIENTS, kills: int = KILLS, replicas: int =
               for answer, expected in zip(killed.answers, calm.answers, strict=True)]
     wrong += [f"client {number} ({calls[number].api}): {fault}"
               for number, fault in enumerate(faults) if fault]
-    return {"clients": count, "streams": sum("stream" in call.arguments for call in calls),
+    return {"clients": count, "streams": sum(call.arguments["stream"] for call in calls),
             "replicas": replicas, "kills": dict(struck), "complete": faults.count(""),
             "tokens": sum(answer.usage[1] for answer in killed.answers),
             "gaps": killed.gaps.summary(), "wrong": wrong}
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 async def _at_rest(made: Rig, replicas: int) -> list[str]:

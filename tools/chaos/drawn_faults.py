@@ -11,12 +11,14 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import combinations, permutations
 from pathlib import Path
 from typing import NamedTuple
 
 from msgspec import Struct
 
+from actorium.actors.runtime.memory_limits import LIMITS, groups
 from actorium.tools.chaos.running_trials import ACTORS, LAUNCHER
 
 Who = tuple[tuple[str, ...], ...]
@@ -49,6 +51,34 @@ def _without_mounts() -> str:
     return "" if os.geteuid() == 0 else "only root can mount a small tmpfs"
 
 
+@contextmanager
+def memory_group(more: int) -> Iterator[Path]:
+    """Yields a control group whose processes get no more than so many bytes of memory: the
+    directory that their ids are written to. Raises `OSError` where this machine has none to give.
+    """
+    kind, inside = next(iter(groups()), ("", Path()))
+    if not kind:
+        raise OSError("no control group of memory is mounted")
+    group = inside / f"actorium-chaos-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / LIMITS[kind][0]).write_text(str(more))
+        yield group
+    finally:
+        for pid in (group / "cgroup.procs").read_text().split():
+            with suppress(OSError):  # it has ended
+                (inside / "cgroup.procs").write_text(pid)
+        group.rmdir()
+
+
+def _without_groups() -> str:
+    try:
+        with memory_group(1 << 30):
+            return ""
+    except OSError as error:
+        return f"no control group can be made: {error}"
+
+
 class FaultKind(NamedTuple):
     """A row of the table."""
 
@@ -76,13 +106,15 @@ KINDS = (
     FaultKind("ledger-cut", SCHEDULER, "killed, and the last bytes of its ledger are cut off"),
     FaultKind("ledger-removed", SCHEDULER, "the ledger's files are removed while it runs"),
     FaultKind("memory", ALONE, "no more address space (RLIMIT_AS)"),
+    FaultKind("memory-group", ALONE, "a control group with a little more memory than it has: the "
+              "kernel kills it when it wants more", _without_groups),
     FaultKind("files", ALONE, "no more descriptors (RLIMIT_NOFILE)"),
     FaultKind("clock", ((),), "the wall clock jumps, by up to a day", _without_faketime),
     FaultKind("disk-slow", SCHEDULER, "writes that take long", lambda: (
         "writes of the ledger end in the page cache, which no limit of this kernel slows down")),
     FaultKind("network", ((),), "links that break", lambda: (
-        "an engine's actors are linked by unix sockets, which no namespace cuts; rows cluster and "
-        "nodes break links by tcp")))
+        "an engine's actors are linked by unix sockets, which no namespace cuts; the row nodes and "
+        "tests/engine/test_cluster_nodes.py break links by tcp, the latter in namespaces")))
 BY_NAME = {kind.name: kind for kind in KINDS}
 
 

@@ -30,7 +30,14 @@ from actorium.actors.ledger.segments import segments
 from actorium.actors.runtime import roles as actor_roles
 from actorium.tools.bench.http_client import Http
 from actorium.tools.chaos.checked_streams import Gaps, RequestMaker, Traffic
-from actorium.tools.chaos.drawn_faults import BY_NAME, DrawnFault, draw, faketime, skipped
+from actorium.tools.chaos.drawn_faults import (
+    BY_NAME,
+    DrawnFault,
+    draw,
+    faketime,
+    memory_group,
+    skipped,
+)
 from actorium.tools.chaos.faults import SOFT_LIMIT, actors, limit_files, send, wait_ended
 from actorium.tools.chaos.hostile_rows import COMPLETE, post
 from actorium.tools.chaos.rig import SHORT_WORKER, Rig, held_at_rest, rig
@@ -89,7 +96,7 @@ class DrawnPlayer:
             "hang": self._hang, "disk-full": self._limit_files, "disk-full-long": self._limit_files,
             "disk-filled": self._fill_disk, "ledger-cut": self._cut_ledger,
             "ledger-removed": self._remove_ledger, "memory": self._limit, "files": self._limit,
-            "clock": self._move_clock}
+            "memory-group": self._limit_group, "clock": self._move_clock}
         if (apply := by_kind.get(fault.kind)) is not None:
             await apply(fault)
         else:
@@ -185,6 +192,14 @@ class DrawnPlayer:
             resource.prlimit(pid, kind, (int(has + more), hard))
             await asyncio.sleep(fault.seconds)
             resource.prlimit(pid, kind, (hard, hard))
+
+    async def _limit_group(self, fault: DrawnFault) -> None:
+        """What it has stays with the group that it was in; the new one counts what is new."""
+        pid = await self._pid(fault.roles[0])
+        with memory_group(2**14 + int(fault.amount * 2**17)) as group:
+            with suppress(ProcessLookupError):
+                (group / "cgroup.procs").write_text(str(pid))
+            await asyncio.sleep(fault.seconds)
 
     async def _move_clock(self, fault: DrawnFault) -> None:
         self._clock.write_text(f"{round((2 * fault.amount - 1) * DAY):+d}")

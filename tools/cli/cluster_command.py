@@ -30,8 +30,9 @@ from actorium.tools.cli.command_line import parse
 from actorium.tools.cli.status import ActorConnection, announced_wait, running_dir
 from actorium.tools.output import aligned
 
-ANSWER_SECONDS = 10.0
-"""Seconds for an answer: a router that has died is back in one or two."""
+ANSWER_SECONDS = 60.0
+"""Seconds for an answer while the engine runs: a router that has died is back in one or two, on a
+machine that has no processor to spare after many."""
 AGAIN = 1.0
 """Seconds after which the question is asked again, for one that died with it; asking twice for the
 same is no harm."""
@@ -40,7 +41,8 @@ same is no harm."""
 class ClusterAsker(ActorConnection):
     def __init__(self, name: str, run_dir: str | None) -> None:
         """Raises `EngineUnavailable` if no such engine runs, `BadConfig` if it is no cluster."""
-        path = running_dir(RuntimeConfig(name=name, run_dir=run_dir))
+        self._runtime = RuntimeConfig(name=name, run_dir=run_dir)
+        path = running_dir(self._runtime)
         if not clustered(configs.load(private_paths.read_file(path / "config.json")).cluster):
             raise BadConfig(f"name: {name!r} is an engine of one; start it with --replicas N "
                             "to make it a cluster", "name")
@@ -51,6 +53,7 @@ class ClusterAsker(ActorConnection):
         `BadConfig` with the reason where it was refused."""
         rid = uuid.uuid4().hex
         for _ in range(int(ANSWER_SECONDS / AGAIN)):
+            running_dir(self._runtime)
             self.send(kind(rid, *args))
             for data in self.answers(AGAIN):
                 answer = msgspec.msgpack.decode(data, type=ClusterAnswer)

@@ -317,12 +317,20 @@ class Assignments:
         present, most = set(), 0
         for each in known:
             most = max(most, each.sid + each.submit.n - 1)
-            request = self._book.requests.get((each.submit.client, each.submit.rid))
+            request = (self._book.requests.get((each.submit.client, each.submit.rid))
+                       or self._book.same(each.submit, each.sid))
             aborted = any(record.finish is not None and record.finish.finish_reason == "abort"
                           for record in each.outputs)
             if request is None and aborted and self.gathering:
                 self._aborted.append((view, each))
                 continue
+            if request is not None and request.submit.client != each.submit.client:
+                asked = request.replica == view.index or (request.replica == NOWHERE
+                                                          and self.gathering)
+                if aborted or not asked:  # of an earlier stay
+                    self.evict(view, each.submit)
+                    continue
+                self._book.change_client(request, each.submit.client)  # another has taken it up
             if request is None:
                 request = self._book.add(each.submit, each.sid)
                 self._on_inventoried(view, request)

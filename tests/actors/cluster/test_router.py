@@ -249,6 +249,47 @@ def test_another_client_takes_a_request_up() -> None:
     assert box.of("named.x")[0].opened.client == b"other"
 
 
+@pytest.mark.parametrize("over", [False, True])
+def test_a_router_that_died_before_it_was_told_who_has_taken_a_request_up(over: bool) -> None:
+    """Its ledger names the former client, the replica the new one: it is one request."""
+    box = ClusterBox(settings(), ledger=True)
+    box.submit([1, 2, 3], rid="named.x", max_tokens=24 if over else 60, resume_seconds=10.0, n=2)
+    for _ in range(60 if over else 12):
+        box.turn()
+    box.to_router.append(ResumeRequest("named.x", b"other", adopt=True))
+    box.turn()
+    for replica in box.replicas:
+        replica.step(box.now)
+        replica.said.clear()  # on its way to a router that dies
+    box.heard.clear()
+    box.new_router()
+    box.to_router.append(ResumeRequest("named.x", b"other"))
+    box.run()
+    for _ in range(300):
+        box.turn()
+    box.assert_whole()
+    assert {heard.opened.client for heard in box.heard.values()} == {b"other"}
+    assert [*box.router.book.requests] == [(b"other", "named.x")] and not box.router.book.live
+    assert not any(isinstance(reply, Unknown) for reply in box.replies)
+    assert all(view.sequences == 0 for view in box.router.views)
+
+
+def test_a_replica_that_has_just_started_does_not_say_what_is_known() -> None:
+    box = ClusterBox(settings())
+    rid = box.submit([1, 2, 3], max_tokens=60, resume_seconds=10.0)
+    for _ in range(12):
+        box.turn()
+    box.kill(next(view.index for view in box.router.views if view.sequences), told=False)
+    box.to_router.append(ResumeRequest(rid, b"other", adopt=True))
+    for _ in range(8):
+        box.turn()
+    box.to_router.append(ResumeRequest(rid, b"other", adopt=True))  # as clients do
+    box.run()
+    box.assert_whole()
+    assert not any(isinstance(reply, Unknown) for reply in box.replies)
+    assert box.of(rid)[0].opened.client == b"other"
+
+
 def test_ends_are_reported_to_the_next_replica_too() -> None:
     """A cancelled request and a stopped sequence end, though their replica dies with the order."""
     box = ClusterBox(settings())
@@ -368,6 +409,36 @@ def test_deaths_at_any_moment(seed: int, ledger: bool) -> None:
             box.repeat_unheard()
     box.run(3000, chance)
     box.assert_whole()
+    assert not box.router.book.live and all(view.sequences == 0 for view in box.router.views)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_requests_are_taken_up_while_routers_and_replicas_die(seed: int) -> None:
+    """Each is one request at the end, whoever has died between an order and what came of it."""
+    chance = random.Random(seed)
+    box = ClusterBox(settings(3), ledger=True)
+    rids = [box.submit([1 + i, 2, 3], max_tokens=chance.randint(20, 80), n=chance.randint(1, 2),
+                       resume_seconds=10.0) for i in range(12)]
+    clients = dict.fromkeys(rids, b"client")
+    for death in range(10):
+        for _ in range(chance.randint(1, 12)):
+            box.turn(chance)
+        for rid in chance.sample(rids, 4):
+            clients[rid] = b"%d of %d" % (death, rids.index(rid))
+            box.to_router.append(ResumeRequest(rid, clients[rid], adopt=True))
+        for _ in range(chance.randint(0, 4)):
+            box.turn(chance)
+        if chance.random() < 0.6:
+            box.new_router()
+            box.repeat_unheard()
+        if chance.random() < 0.6:
+            box.kill(chance.randrange(3), chance.random() < 0.7)
+        box.to_router += [ResumeRequest(rid, client, adopt=True) for rid, client in clients.items()]
+    box.run(3000, chance)
+    for _ in range(200):
+        box.turn(chance)
+    box.assert_whole()
+    assert sorted(rid for _, rid in box.router.book.requests) == sorted(rids)
     assert not box.router.book.live and all(view.sequences == 0 for view in box.router.views)
 
 

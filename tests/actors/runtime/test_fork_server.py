@@ -19,8 +19,9 @@ import pytest
 from helpers_runtime import child_env, make_config, processes_naming, short_dir, wait_dead
 
 from actorium.actors.config import tree as configs
-from actorium.actors.config.tree import Config, RecoveryConfig
+from actorium.actors.config.tree import Config, GatewayConfig, RecoveryConfig
 from actorium.actors.launcher.children import ForkedStarts
+from actorium.actors.runtime import roles
 from actorium.actors.runtime.process import EXIT_ORPHAN, adopting_orphans
 from actorium.actors.runtime.roles import PRELOADS
 from actorium.actors.runtime.rundir import RunDir, write_private
@@ -103,6 +104,16 @@ def test_a_forked_actor_is_a_child_of_the_launcher_and_looks_like_any_other(
     os.kill(found[0].pid, signal.SIGTERM)
     os.kill(found[1].pid, signal.SIGKILL)
     assert [actor.wait() for actor in found] == [0, -signal.SIGKILL]
+
+
+def test_what_all_actors_but_workers_need_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+    monkeypatch.setattr(roles, "import_module", names.append)
+    config = Config(gateway=GatewayConfig(port=0))
+    roles.preload(config)
+    built = {built.partition(":")[0] for built in roles.roles_of(config).values()}
+    assert built <= {*names, "actorium.gpu.worker.core"} and set(roles.SERVES_HTTP) <= {*names}
+    assert not [name for name in names if name.startswith("actorium.gpu")]
 
 
 def test_others_start_from_scratch(starts: ForkedStarts, run_dir: Path, base: Path) -> None:

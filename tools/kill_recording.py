@@ -1,6 +1,6 @@
 """Records an engine whose actors are killed under streams, as an animated SVG of 15 seconds.
 
-    python -m actorium.tools.recording [--model smollm2] [--out docs/kills.svg]
+    python -m actorium.tools.kill_recording [--model smollm2] [--out docs/kills.svg]
 
 The run is real: clients of the openai package, without retries, ask an engine over HTTP, first
 undisturbed, then while its actors get SIGKILL one after the other. Nothing is drawn unless every
@@ -15,6 +15,7 @@ import asyncio
 import os
 import signal
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from html import escape
 from importlib import import_module
@@ -35,6 +36,8 @@ TOKENS = 260
 """At the most."""
 PLAYED, HELD = 13.0, 2.0
 """Seconds in which the run is shown, and for which its end stays."""
+WARM = 8.0
+"""Seconds after which an engine has its fork servers."""
 FRAME = 0.1
 """Seconds of the picture: what comes within one is shown together."""
 PAUSED = 0.4
@@ -44,6 +47,9 @@ PANE = 640
 """Width of the streams."""
 LINE = 17
 COLUMNS, ROWS = 85, 5
+TOP = PAD + 40
+STEP = (HEIGHT - TOP - 42) / len(ASKED)
+"""Height of a stream."""
 STYLE = """text{font:12px ui-monospace,'SFMono-Regular',Menlo,Consolas,'DejaVu Sans Mono',monospace;
 fill:#e6edf3;white-space:pre}.dim{fill:#8b949e}.red{fill:#ff7b72}.green{fill:#7ee787}
 .head{fill:#79c0ff}"""
@@ -65,7 +71,7 @@ class Death(NamedTuple):
     back: float
 
 
-class Recording(NamedTuple):
+class RecordedRun(NamedTuple):
     """A run."""
 
     streams: list[list[Piece]]
@@ -105,24 +111,25 @@ async def _kill(run_dir: Path, begun: float, streams: list[list[Piece]], chars: 
     return deaths
 
 
-async def _run(run_dir: Path, chars: int = 0) -> Recording:
+async def _run(run_dir: Path, chars: int = 0) -> RecordedRun:
     """Asks all at once. chars: of all answers, while which come actors are killed; 0 = none is."""
     address, begun = where(run_dir), monotonic()
     assert address is not None
     streams: list[list[Piece]] = [[] for _ in ASKED]
-    deaths, *_ = await asyncio.gather(_kill(run_dir, begun, streams, chars), *(
-        _ask(address.url, question, begun, stream)
-        for question, stream in zip(ASKED, streams, strict=True)))
-    return Recording(streams, deaths, monotonic() - begun)
+    killing = asyncio.create_task(_kill(run_dir, begun, streams, chars))
+    await asyncio.gather(*(_ask(address.url, question, begun, stream)
+                           for question, stream in zip(ASKED, streams, strict=True)))
+    return RecordedRun(streams, await killing, monotonic() - begun)
 
 
-def record(model: str) -> Recording:
+def record(model: str) -> RecordedRun:
     """Raises `SystemExit` where an answer differs."""
     with tempfile.TemporaryDirectory(prefix="ac-", dir="/tmp") as base, Engine(
             model, port=0, exact="on", max_num_seqs=8, device="cpu", run_dir=base,
             crash_reports=False) as engine:
         run_dir = Path(base) / engine.name
         calm = asyncio.run(_run(run_dir))
+        time.sleep(WARM)
         killed = asyncio.run(_run(run_dir, _chars(calm.streams)))
     texts = [["".join(piece.text for piece in stream) for stream in run.streams]
              for run in (calm, killed)]
@@ -176,7 +183,7 @@ def _lines(pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
 
 
 def _stream(canvas: Canvas, number: int, question: str, pieces: Sequence[Piece]) -> None:
-    top = PAD + 34 + number * (HEIGHT - 92) / len(ASKED)
+    top = TOP + number * STEP
     gaps = [(a.at, b.at) for a, b in zip(pieces, pieces[1:], strict=False) if b.at - a.at > PAUSED]
     waits = "".join(canvas.during("fill", "#d29922", a + PAUSED / 2, b) for a, b in gaps)
     canvas.out.append(f'<circle cx="{PAD + 10}" cy="{top - 4:g}" r="4" fill="#3fb950">{waits}'
@@ -203,23 +210,24 @@ def _stream(canvas: Canvas, number: int, question: str, pieces: Sequence[Piece])
     canvas.out.append("</g></g>")
 
 
-def draw(recording: Recording, model: str) -> str:
+def draw(recording: RecordedRun, model: str) -> str:
     """Returns the SVG."""
     scale = PLAYED / recording.seconds
     canvas = Canvas(scale)
-    step = (HEIGHT - 92) / len(ASKED)
-    clips = "".join(f'<clipPath id="c{n}"><rect x="{PAD}" y="{PAD + 37 + n * step:g}" '
+    clips = "".join(f'<clipPath id="c{n}"><rect x="{PAD}" y="{TOP + 3 + n * STEP:g}" '
                     f'width="{PANE}" height="{ROWS * LINE + 2}"/></clipPath>'
                     for n in range(len(ASKED)))
     for number, (question, pieces) in enumerate(zip(ASKED, recording.streams, strict=True)):
         _stream(canvas, number, question, pieces)
     x = PAD + PANE + 20
+    canvas.text(PAD + 8, PAD + 10, "openai.AsyncOpenAI(max_retries=0), four times", "dim")
+    canvas.text(x, PAD + 10, "meanwhile", "dim")
     for number, death in enumerate(recording.deaths):
-        y = PAD + 34 + number * 54
+        y = TOP + number * 54
         canvas.text(x, y, f"$ kill -9 {death.pid:<9}", "red", canvas.hidden_until(death.at))
         canvas.text(x + 160, y, f"# {death.role}", "dim", canvas.hidden_until(death.at))
-        canvas.text(x, y + LINE, f"runs again as {death.next_pid} "
-                    f"after {death.back - death.at:.1f} s", "green",
+        canvas.text(x, y + LINE, f"started again as {death.next_pid}, "
+                    f"{death.back - death.at:.1f} s later", "green",
                     canvas.hidden_until(death.back))
     foot = HEIGHT - PAD - 4
     canvas.text(PAD + 8, foot - LINE, f"{len(ASKED)} plain openai clients, {len(KILLED)} kills, "
