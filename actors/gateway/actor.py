@@ -33,6 +33,8 @@ from actorium.actors.runtime.inflight_journal import InflightJournal, open_journ
 
 LOG = logging.getLogger("actorium.gateway")
 FILE = "gateway.json"
+BACKGROUND = "background_responses"
+"""Gauge: responses under way that nobody waits for, which end with the process."""
 BACKLOG = 2048
 KEEP_ALIVE = 75
 """Seconds for which a connection may be idle between two requests."""
@@ -139,7 +141,8 @@ class GatewayCore(Core):
         if self._server is None or not self._server.started:
             return Health("loading", 0, LOADING_BUDGET, {}, "web server")
         gauges = {"http_requests": float(self._engine.requests),
-                  "http_open": float(self._engine.open), **self._engine.access.gauges()}
+                  "http_open": float(self._engine.open),
+                  BACKGROUND: float(len(self._engine.jobs)), **self._engine.access.gauges()}
         return Health("draining" if self._draining else "ready", self._engine.requests,
                       SERVING_BUDGET, gauges, f"HTTP at {self._where.url}")
 

@@ -59,8 +59,6 @@ PREPARE_SECONDS = 60.0
 """For the imports of the new actors, while those of before run."""
 END_SECONDS = 10.0
 """For killed processes to end."""
-LOAD_SECONDS = 120.0
-"""For the actors of this version to be ready."""
 PREPARING, ENDING, LOADING, STARTING, RUNNING = (
     "preparing", "ending", "loading", "starting", "running")
 """Steps of an upgrade; see `upgrade_fault` in the configuration."""
@@ -106,6 +104,8 @@ class HandedLauncher(Launcher):
             try:
                 self._replace()
             except Exception as error:
+                if self._up:
+                    raise
                 self._go_back(error.message if isinstance(error, ActoriumError) else
                               f"{type(error).__name__}: {error}")
         else:
@@ -116,6 +116,10 @@ class HandedLauncher(Launcher):
     def _replace(self) -> None:
         check_all(self.config)
         self._prepare()
+        if self._stops.count:  # those of before drain
+            self._step, self._up = RUNNING, True
+            self._outcome("failed", "the engine is stopping")
+            return
         self._end_actors()
         self._enter(LOADING)
         if self._connections is not None and self.config.gateway.gateways > 1:
@@ -126,15 +130,16 @@ class HandedLauncher(Launcher):
             self._actors.spawn_next(role)
         self._fault(LOADING)
         self._connect_watchdog()
+        seconds = self.config.runtime.start_timeout
         self._wait_until(lambda: self._loaded or self.failure is not None or self._stops.count > 1,
-                         LOAD_SECONDS)
+                         seconds)
         if (failure := self.failure) is not None:
             self.failure = None
             raise failure
         if self._stops.count > 1:
             return
         if not self._loaded:
-            raise EngineFailed(f"its actors were not ready after {LOAD_SECONDS:g} s")
+            raise EngineFailed(f"its actors were not ready after {seconds:g} s")
         self._up = True
         self._enter(STARTING)
         for role in self.roles:
@@ -172,7 +177,10 @@ class HandedLauncher(Launcher):
 
     def _run(self, text: str, state: str, why: str = "") -> None:
         self._enter(RUNNING)
-        self._write_facts(self._handed.started)
+        try:
+            self._write_facts(self._handed.started)
+        except OSError as error:
+            self._say(f"upgrade: engine.json: {error.strerror}")
         self._send_children()
         self._forks.on_up(self.config, self._actors.run_dir, self.roles)
         self._outcome(state, why)
@@ -243,6 +251,9 @@ class HandedLauncher(Launcher):
         else:
             super()._on_up()
 
+    def _has_successor(self, role: str) -> bool:
+        return self._step == LOADING or super()._has_successor(role)
+
     def _on_exit(self, pidfd: int) -> None:
         if self._step in (PREPARING, ENDING):
             self._actors.reap(pidfd)
@@ -275,12 +286,12 @@ def main(argv: Sequence[str]) -> int:
             print(error.message if isinstance(error, ActoriumError) else error)
             return EXIT_BAD_CONFIG
         return 0
-    memory = int(argv[0])
+    memory, going_back = int(argv[0]), len(argv) > 2
     try:
         state = read_state(memory)
-        launcher = HandedLauncher(memory, state, read_back(int(argv[2])) if len(argv) > 2 else None)
+        launcher = HandedLauncher(memory, state, read_back(int(argv[2])) if going_back else None)
     except Exception as error:
-        if len(argv) > 2:
+        if going_back:
             raise
         execute(argv[1], memory, ["--back", memory_of(GoingBack(str(error)))], [])
     code = launcher.run()

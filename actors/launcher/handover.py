@@ -160,7 +160,10 @@ def read_state(memory: int) -> HandedOver:
 
 
 def read_back(memory: int) -> GoingBack:
-    return msgspec.json.decode(os.pread(memory, os.fstat(memory).st_size, 0), type=GoingBack)
+    """Closes it."""
+    with open(memory, "rb") as file:
+        file.seek(0)
+        return msgspec.json.decode(file.read(), type=GoingBack)
 
 
 def execute(python: str, memory: int, words: Iterable[str | int], descriptors: Iterable[int]

@@ -335,6 +335,10 @@ class Launcher:
         needed = self._stops.count == 1 and stop_rank(role) > self._rank and not refuses_work(role)
         return self._stops.count == 0 or needed
 
+    def _has_successor(self, role: str) -> bool:
+        """Whether another one follows an actor that has just ended."""
+        return self._restarts(role)
+
     def _on_exit(self, pidfd: int) -> None:
         actor, exited = self._actors.reap(pidfd)
         if self._replicas is not None and actor.role in self._replicas.leaving:
@@ -362,7 +366,7 @@ class Launcher:
         elif self._stops.count == 1 and not self._drain_timed_out:
             self._losses.on_final_death(actor.role, f"{death} while the engine drained",
                                         exited.status)
-        if self._connections is not None and not self._restarts(actor.role):
+        if self._connections is not None and not self._has_successor(actor.role):
             self._connections.drop(actor.role)
         if self._watchdog is not None:
             self._watchdog.send(exited)
@@ -428,7 +432,7 @@ class Launcher:
             return "another upgrade is under way"
         if not (self._up and self._working):
             return "the engine is not ready" if self._working else "the engine is stopping"
-        if self._replicas is not None:
+        if self._replicas is not None or self.config.cluster.replica_of:
             return "a cluster is not upgraded as a whole: start another one beside it"
         if not (self.config.recovery.restart and self.config.recovery.ledger):
             return "without a ledger and restarts its requests would be lost"

@@ -21,6 +21,7 @@ from actorium.actors.config import tree as configs
 from actorium.actors.config.tree import Config
 from actorium.actors.config.validation import validate
 from actorium.actors.errors import BadConfig, EngineFailed, EngineUnavailable
+from actorium.actors.gateway.actor import BACKGROUND
 from actorium.actors.launcher.handover import (
     OUTCOME,
     UpgradeOutcome,
@@ -60,9 +61,11 @@ MAY_GROW = ("gateways", "max_connections")
 FINDING = ("name", "run_dir")
 """What says which engine is meant."""
 LOOK_SECONDS = 0.05
-LIMIT_SECONDS = 300.0
-"""For all of it: longer than its parts may take (`launcher/handed_launcher.py`)."""
+BESIDE_SECONDS = 180.0
+"""For all of it but the start of actors: longer than its parts may take
+(`launcher/handed_launcher.py`)."""
 READY_SECONDS = 30.0
+BACKGROUND_SECONDS = 300.0
 
 
 class UpgradeOptions(Struct, frozen=True, kw_only=True):
@@ -85,9 +88,11 @@ def run(_command: str, argv: list[str]) -> int:
     before = _running_config(path)
     wanted, changed = with_changes(before, parsed)
     check(path, before, wanted, parsed.written)
+    _await_background(path)
     order = Upgrade(uuid.uuid4().hex, python or sys.executable, configs.dump(wanted))
-    with announced_wait(f"the engine {runtime.name!r} to be upgraded", LIMIT_SECONDS):
-        pause = _upgraded(path, order)
+    limit = wanted.runtime.start_timeout + before.runtime.start_timeout + BESIDE_SECONDS
+    with announced_wait(f"the engine {runtime.name!r} to be upgraded", limit):
+        pause = _upgraded(path, order, limit)
     if parsed.options.json:
         print(json.dumps({"version": __version__, "pause": round(pause, 3), "changed": changed}))
     else:
@@ -186,18 +191,37 @@ def _check_memory(before: Config, wanted: Config) -> None:
                         f"run may have {least}")
 
 
+def _await_background(path: Path) -> None:
+    """Waits for responses with `background: true`, which end with their gateway. Raises `BadConfig`
+    if that takes too long."""
+    until = time.monotonic() + BACKGROUND_SECONDS
+    what = "responses that run in the background to end"
+    with announced_wait(what, BACKGROUND_SECONDS):
+        while (number := _background(path)) and time.monotonic() < until:
+            time.sleep(LOOK_SECONDS)
+    if number:
+        raise BadConfig(f"{number} responses still run in the background, and would fail; try "
+                        "again, or cancel them")
+
+
+def _background(path: Path) -> int:
+    answer = status.ask(path, 1.0)
+    return 0 if answer is None else sum(
+        int(each.gauges.get(BACKGROUND, 0)) for each in answer.actors)
+
+
 # --- the upgrade ---
 
-def _upgraded(path: Path, order: Upgrade) -> float:
+def _upgraded(path: Path, order: Upgrade, limit: float) -> float:
     """Returns for how long streams paused, in seconds. Raises `EngineFailed`, `BadConfig` and
     `EngineUnavailable`."""
     _send(path, order)
-    until = time.monotonic() + LIMIT_SECONDS
+    until = time.monotonic() + limit
     while (outcome := _outcome(path, order)) is None or outcome.state == "under way":
         if not is_running(path):
             raise EngineUnavailable("the engine has ended during the upgrade")
         if time.monotonic() > until:
-            raise EngineFailed(f"the upgrade is not done after {LIMIT_SECONDS:g} s")
+            raise EngineFailed(f"the upgrade is not done after {limit:g} s")
         time.sleep(LOOK_SECONDS)
     if outcome.state == "refused":
         raise BadConfig(outcome.why)
