@@ -125,7 +125,9 @@ class HandedLauncher(Launcher):
         if self._connections is not None and self.config.gateway.gateways > 1:
             self._connections.share_listeners()
         same = self._handed.formats == FORMATS_WRITTEN
-        early = [role for role in self.roles if same or not _writes_what_is_kept(role)]
+        # Nobody would go on with what a further gateway has accepted, if this goes back.
+        early = [role for role in self.roles if role in self._handed.epochs
+                 and (same or not _writes_what_is_kept(role))]
         for role in early:
             self._actors.spawn_next(role)
         self._fault(LOADING)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -178,6 +179,29 @@ def test_an_actor_is_killed_meanwhile(engine: Engine, fault: str) -> None:
         assert f"{role} (pid " in done.stderr and "was killed by SIGKILL" in done.stderr
     engine.client.wait_ready(60.0)
     assert set(epochs(engine).values()) == {3 if failed else 2}
+
+
+@pytest.mark.slow
+def test_further_gateways(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", child_env()["PYTHONPATH"])
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with short_dir() as base, slow_engine(base, port=port) as engine:
+        flags = ["--gateways", "3"]
+        done = under_streams(engine, *flags, "--upgrade-fault", "loading=gateway-0")
+        assert done.returncode == 1, done.stderr
+        for number in range(12):  # nobody else listens
+            assert http_tokens(engine, number, 3) == right_tokens(number, 3)
+        done = under_streams(engine, *flags)
+        assert done.returncode == 0, done.stderr
+        engine.client.wait_ready(60.0)
+        for number in range(12):
+            assert http_tokens(engine, number, 3) == right_tokens(number, 3)
+        served = [each.gauges["http_requests"] for each in engine.client.status().actors
+                  if each.role.startswith("gateway-")]
+        assert len(served) == 3
+        done = under_streams(engine, "--max-num-seqs", "16")
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("step", ["preparing", "ending", "loading"])

@@ -18,7 +18,7 @@ from msgspec import Struct
 from actorium import __version__
 from actorium.actors.config import sources as settings
 from actorium.actors.config import tree as configs
-from actorium.actors.config.tree import Config
+from actorium.actors.config.tree import SECRETS, Config
 from actorium.actors.config.validation import validate
 from actorium.actors.errors import BadConfig, EngineFailed, EngineUnavailable
 from actorium.actors.gateway.actor import BACKGROUND
@@ -149,8 +149,9 @@ def with_changes(before: Config, parsed: Parsed[Any]) -> tuple[Config, dict[str,
         if name in FINDING or given.value == old:
             continue
         if name not in MAY_CHANGE:
-            raise BadConfig(f"{given.origin}: cannot change while requests run (it is {old!r}); "
-                            "start another engine", known[name].key)
+            now = "" if (known[name].section, name) in SECRETS else f" (it is {old!r})"
+            raise BadConfig(f"{given.origin}: cannot change while requests run{now}; start another "
+                            "engine", known[name].key)
         if name in MAY_GROW and given.value < old:
             raise BadConfig(f"{given.origin}: cannot become less than the {old} that are there, "
                             "which hold connections", known[name].key)
