@@ -35,6 +35,8 @@ LOG = logging.getLogger("actorium.gateway")
 FILE = "gateway.json"
 BACKGROUND = "background_responses"
 """Gauge: responses under way that nobody waits for, which end with the process."""
+FORGETS = "responses_in_memory"
+"""Gauge: 1 if responses are stored that end with the process, too."""
 BACKLOG = 2048
 KEEP_ALIVE = 75
 """Seconds for which a connection may be idle between two requests."""
@@ -142,7 +144,10 @@ class GatewayCore(Core):
             return Health("loading", 0, LOADING_BUDGET, {}, "web server")
         gauges = {"http_requests": float(self._engine.requests),
                   "http_open": float(self._engine.open),
-                  BACKGROUND: float(len(self._engine.jobs)), **self._engine.access.gauges()}
+                  BACKGROUND: float(len(self._engine.jobs)),
+                  FORGETS: float(self._engine.responses is not None
+                                 and self._engine.responses.forgets),
+                  **self._engine.access.gauges()}
         return Health("draining" if self._draining else "ready", self._engine.requests,
                       SERVING_BUDGET, gauges, f"HTTP at {self._where.url}")
 

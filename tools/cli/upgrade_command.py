@@ -21,7 +21,7 @@ from actorium.actors.config import tree as configs
 from actorium.actors.config.tree import SECRETS, Config
 from actorium.actors.config.validation import validate
 from actorium.actors.errors import BadConfig, EngineFailed, EngineUnavailable
-from actorium.actors.gateway.actor import BACKGROUND
+from actorium.actors.gateway.actor import BACKGROUND, FORGETS
 from actorium.actors.launcher.handover import (
     OUTCOME,
     UpgradeOutcome,
@@ -198,17 +198,20 @@ def _await_background(path: Path) -> None:
     until = time.monotonic() + BACKGROUND_SECONDS
     what = "responses that run in the background to end"
     with announced_wait(what, BACKGROUND_SECONDS):
-        while (number := _background(path)) and time.monotonic() < until:
+        while (number := _gauge(path, BACKGROUND)) and time.monotonic() < until:
             time.sleep(LOOK_SECONDS)
+    if _gauge(path, FORGETS):
+        print("actorium: responses that /v1/responses has stored in a gateway's memory are "
+              "forgotten; --responses-store keeps them", file=sys.stderr)
     if number:
         raise BadConfig(f"{number} responses still run in the background, and would fail; try "
                         "again, or cancel them")
 
 
-def _background(path: Path) -> int:
+def _gauge(path: Path, name: str) -> int:
+    """Returns the sum over all actors."""
     answer = status.ask(path, 1.0)
-    return 0 if answer is None else sum(
-        int(each.gauges.get(BACKGROUND, 0)) for each in answer.actors)
+    return 0 if answer is None else sum(int(each.gauges.get(name, 0)) for each in answer.actors)
 
 
 # --- the upgrade ---
