@@ -18,6 +18,7 @@ and says why not.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -57,8 +58,8 @@ from actorium.actors.runtime.rundir import RunDir, rewrite_private
 
 PREPARE_SECONDS = 60.0
 """For the imports of the new actors, while those of before run."""
-END_SECONDS = 10.0
-"""For killed processes to end."""
+END_SECONDS = 60.0
+"""For killed processes to end: the memory of a GPU is given back slowly."""
 PREPARING, ENDING, LOADING, STARTING, RUNNING = (
     "preparing", "ending", "loading", "starting", "running")
 """Steps of an upgrade; see `upgrade_fault` in the configuration."""
@@ -82,34 +83,40 @@ class HandedLauncher(Launcher):
         state, back = self._handed, self._back
         path = Path(state.run_dir)
         self._run_dir = RunDir.taken_over(path, state.lock)
-        untouched = back is None or not back.epochs
-        if back is not None and not untouched and state.store is not None:
+        if back is not None and back.epochs and state.store is not None:
             state.store = state.store.left(back.descriptors)
         for fd in (self._memory, *state.descriptors):
             os.set_inheritable(fd, False)
+        try:
+            self._take_over(path, state, back)
+            if back is None:
+                self._replace()
+            else:
+                self._continue(back)
+        except Exception as error:
+            if self._up or back is not None:
+                raise
+            self._go_back(error.message if isinstance(error, ActoriumError) else
+                          f"{type(error).__name__}: {error}")
+
+    def _take_over(self, path: Path, state: HandedOver, back: GoingBack | None) -> None:
         if state.parent is not None:
             self.tie_to(state.parent)
         self._stops.register(self._poll)
+        for _ in range(0 if back is None else back.stops):
+            self.stop()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        if state.fork_server is not None and untouched:
-            kill_group(state.fork_server)
-            os.waitpid(state.fork_server, 0)
+        if state.fork_server is not None:
+            with contextlib.suppress(ChildProcessError):  # it was reaped before
+                if os.waitpid(state.fork_server, os.WNOHANG) == (0, 0):
+                    kill_group(state.fork_server)
+                    os.waitpid(state.fork_server, 0)
         self._actors = ChildProcesses(path, self.roles, self._poll, self._forks)
-        self._actors.adopt(state.children if untouched else [],
+        self._actors.adopt([] if back is not None and back.epochs else state.children,
                            state.epochs | (back.epochs if back is not None else {}))
         if state.store is not None:
             self._connections = ConnectionStore(path, self._poll, self._actors.role_of, state.store)
         self._open_mailboxes(path)
-        if back is None:
-            try:
-                self._replace()
-            except Exception as error:
-                if self._up:
-                    raise
-                self._go_back(error.message if isinstance(error, ActoriumError) else
-                              f"{type(error).__name__}: {error}")
-        else:
-            self._continue(back)
 
     # --- forward ---
 
@@ -201,8 +208,10 @@ class HandedLauncher(Launcher):
         for role in self.roles:
             acquit_all(self._actors.run_dir, role)
         self._actors.close()
-        kept = [] if self._connections is None else self._connections.state().descriptors
-        back = GoingBack(why, self._actors.epochs, kept)
+        store = state.store if self._connections is None else self._connections.state()
+        kept = [] if store is None else store.descriptors
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        back = GoingBack(why, self._actors.epochs, kept, self._stops.count)
         try:
             execute(state.python, self._memory, ["--back", memory_of(back)], [*kept, *(
                 fd for fd in (state.lock, state.report) if fd is not None)])

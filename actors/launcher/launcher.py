@@ -35,6 +35,7 @@ from actorium.actors.launcher.preflight import check_all
 from actorium.actors.launcher.replicas import CLUSTER_INBOX, LocalReplicas
 from actorium.actors.launcher.stopping import (
     FAULT_GRACE,
+    SIGNALS,
     STOP_GRACE,
     DrainLosses,
     StopRequests,
@@ -445,7 +446,10 @@ class Launcher:
         from actorium.actors.launcher.handover import execute, memory_of
 
         self._check = None
-        why = check.refusal() or self._why_no_upgrade()
+        refusal = check.refusal()
+        # A signal that comes from now on waits until that launcher handles it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        why = refusal or self._why_no_upgrade()
         if not why:
             state = self._state(check.order)
             self._say(f"upgrade: {check.order.python} takes over")
@@ -453,6 +457,7 @@ class Launcher:
                 execute(check.order.python, memory_of(state), [sys.executable], state.descriptors)
             except OSError as error:
                 why = f"{check.order.python}: {error.strerror}"
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         self._say_outcome(check.order, "refused", why)
 
     def _state(self, order: Upgrade) -> HandedOver:

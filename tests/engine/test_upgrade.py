@@ -181,6 +181,27 @@ def test_an_actor_is_killed_meanwhile(engine: Engine, fault: str) -> None:
     assert set(epochs(engine).values()) == {3 if failed else 2}
 
 
+@pytest.mark.parametrize("fault", ["", "loading=worker-0"])
+@pytest.mark.parametrize("wait", [0.0, 1.0, 2.5])
+@pytest.mark.slow
+def test_the_engine_is_stopped_meanwhile(engine: Engine, wait: float, fault: str) -> None:
+    """Whichever version is there by then drains."""
+    assert engine.pid is not None
+    command = Path(f"/proc/{engine.pid}/cmdline")
+    with ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(ask, engine, 3, LONG) for ask in (sdk_tokens, http_tokens)]
+        time.sleep(0.3)
+        done = pool.submit(upgrade, engine, "--max-num-seqs", "16", "--upgrade-fault", fault)
+        while b"handed_launcher\0" not in command.read_bytes():
+            time.sleep(0.01)
+        time.sleep(wait)
+        os.kill(engine.pid, signal.SIGTERM)
+        for stream in running:
+            assert stream.result() == right_tokens(3, LONG)
+        assert done.result().returncode in (0, 1)
+        assert engine._launcher is not None and engine._launcher.wait(30) == 0
+
+
 @pytest.mark.slow
 def test_further_gateways(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", child_env()["PYTHONPATH"])

@@ -78,8 +78,8 @@ def test_a_format_that_is_not_read_is_named(name: str) -> None:
 
 def test_going_back_never_changes() -> None:
     assert read_back(memory({"why": "it is broken", "epochs": {"scheduler": 3},
-                             "descriptors": [4, 5]})) == GoingBack(
-        "it is broken", {"scheduler": 3}, [4, 5])
+                             "descriptors": [4, 5], "stops": 1})) == GoingBack(
+        "it is broken", {"scheduler": 3}, [4, 5], 1)
 
 
 def test_other_files_of_a_model_are_noticed(tmp_path: Any) -> None:
