@@ -34,6 +34,10 @@ from actorium.actors.runtime.roles import has_relay
 
 LOG = logging.getLogger("actorium.gateway")
 FILE = "gateway.json"
+BACKGROUND = "background_responses"
+"""Gauge: responses under way that nobody waits for, which end with the process."""
+FORGETS = "responses_in_memory"
+"""Gauge: 1 if responses are stored that end with the process, too."""
 BACKLOG = 2048
 KEEP_ALIVE = 75
 """Seconds for which a connection may be idle between two requests."""
@@ -148,7 +152,11 @@ class GatewayCore(Core):
         if self._server is None or not self._server.started:
             return Health("loading", 0, LOADING_BUDGET, {}, "web server")
         gauges = {"http_requests": float(self._engine.requests),
-                  "http_open": float(self._engine.open), **self._engine.access.gauges()}
+                  "http_open": float(self._engine.open),
+                  BACKGROUND: float(len(self._engine.jobs)),
+                  FORGETS: float(self._engine.responses is not None
+                                 and self._engine.responses.forgets),
+                  **self._engine.access.gauges()}
         return Health("draining" if self._draining else "ready", self._engine.requests,
                       SERVING_BUDGET, gauges, self._detail)
 

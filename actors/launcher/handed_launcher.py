@@ -18,6 +18,7 @@ and says why not.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -57,10 +58,8 @@ from actorium.actors.runtime.rundir import RunDir, rewrite_private
 
 PREPARE_SECONDS = 60.0
 """For the imports of the new actors, while those of before run."""
-END_SECONDS = 10.0
-"""For killed processes to end."""
-LOAD_SECONDS = 120.0
-"""For the actors of this version to be ready."""
+END_SECONDS = 60.0
+"""For killed processes to end: the memory of a GPU is given back slowly."""
 PREPARING, ENDING, LOADING, STARTING, RUNNING = (
     "preparing", "ending", "loading", "starting", "running")
 """Steps of an upgrade; see `upgrade_fault` in the configuration."""
@@ -84,57 +83,72 @@ class HandedLauncher(Launcher):
         state, back = self._handed, self._back
         path = Path(state.run_dir)
         self._run_dir = RunDir.taken_over(path, state.lock)
-        untouched = back is None or not back.epochs
-        if back is not None and not untouched and state.store is not None:
+        if back is not None and back.epochs and state.store is not None:
             state.store = state.store.left(back.descriptors)
         for fd in (self._memory, *state.descriptors):
             os.set_inheritable(fd, False)
+        try:
+            self._take_over(path, state, back)
+            if back is None:
+                self._replace()
+            else:
+                self._continue(back)
+        except Exception as error:
+            if self._up or back is not None:
+                raise
+            self._go_back(error.message if isinstance(error, ActoriumError) else
+                          f"{type(error).__name__}: {error}")
+
+    def _take_over(self, path: Path, state: HandedOver, back: GoingBack | None) -> None:
         if state.parent is not None:
             self.tie_to(state.parent)
         self._stops.register(self._poll)
+        for _ in range(0 if back is None else back.stops):
+            self.stop()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        for pid in state.fork_servers if untouched else ():
-            kill_group(pid)
-            os.waitpid(pid, 0)
+        for pid in state.fork_servers:
+            with contextlib.suppress(ChildProcessError):  # it was reaped before
+                if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                    kill_group(pid)
+                    os.waitpid(pid, 0)
         self._actors = ChildProcesses(path, self.roles, self._poll, self._forks)
-        self._actors.adopt(state.children if untouched else [],
+        self._actors.adopt([] if back is not None and back.epochs else state.children,
                            state.epochs | (back.epochs if back is not None else {}))
         if state.store is not None:
             self._connections = ConnectionStore(path, self._poll, self._actors.role_of, state.store)
         self._open_mailboxes(path)
-        if back is None:
-            try:
-                self._replace()
-            except Exception as error:
-                self._go_back(error.message if isinstance(error, ActoriumError) else
-                              f"{type(error).__name__}: {error}")
-        else:
-            self._continue(back)
 
     # --- forward ---
 
     def _replace(self) -> None:
         check_all(self.config)
         self._prepare()
+        if self._stops.count:  # those of before drain
+            self._step, self._up = RUNNING, True
+            self._outcome("failed", "the engine is stopping")
+            return
         self._end_actors()
         self._enter(LOADING)
         if self._connections is not None and self.config.gateway.gateways > 1:
             self._connections.share_listeners()
         same = self._handed.formats == FORMATS_WRITTEN
-        early = [role for role in self.roles if same or not _writes_what_is_kept(role)]
+        # Nobody would go on with what a further gateway has accepted, if this goes back.
+        early = [role for role in self.roles if role in self._handed.epochs
+                 and (same or not _writes_what_is_kept(role))]
         for role in early:
             self._actors.spawn_next(role)
         self._fault(LOADING)
         self._connect_watchdog()
+        seconds = self.config.runtime.start_timeout
         self._wait_until(lambda: self._loaded or self.failure is not None or self._stops.count > 1,
-                         LOAD_SECONDS)
+                         seconds)
         if (failure := self.failure) is not None:
             self.failure = None
             raise failure
         if self._stops.count > 1:
             return
         if not self._loaded:
-            raise EngineFailed(f"its actors were not ready after {LOAD_SECONDS:g} s")
+            raise EngineFailed(f"its actors were not ready after {seconds:g} s")
         self._up = True
         self._enter(STARTING)
         for role in self.roles:
@@ -172,7 +186,10 @@ class HandedLauncher(Launcher):
 
     def _run(self, text: str, state: str, why: str = "") -> None:
         self._enter(RUNNING)
-        self._write_facts(self._handed.started)
+        try:
+            self._write_facts(self._handed.started)
+        except OSError as error:
+            self._say(f"upgrade: engine.json: {error.strerror}")
         self._send_children()
         self._forks.on_up(self.config, self._actors.run_dir, self.roles)
         self._outcome(state, why)
@@ -191,8 +208,10 @@ class HandedLauncher(Launcher):
         for role in self.roles:
             acquit_all(self._actors.run_dir, role)
         self._actors.close()
-        kept = [] if self._connections is None else self._connections.state().descriptors
-        back = GoingBack(why, self._actors.epochs, kept)
+        store = state.store if self._connections is None else self._connections.state()
+        kept = [] if store is None else store.descriptors
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        back = GoingBack(why, self._actors.epochs, kept, self._stops.count)
         try:
             execute(state.python, self._memory, ["--back", memory_of(back)], [*kept, *(
                 fd for fd in (state.lock, state.report) if fd is not None)])
@@ -243,6 +262,9 @@ class HandedLauncher(Launcher):
         else:
             super()._on_up()
 
+    def _has_successor(self, role: str) -> bool:
+        return self._step == LOADING or super()._has_successor(role)
+
     def _on_exit(self, pidfd: int) -> None:
         if self._step in (PREPARING, ENDING):
             self._actors.reap(pidfd)
@@ -275,12 +297,12 @@ def main(argv: Sequence[str]) -> int:
             print(error.message if isinstance(error, ActoriumError) else error)
             return EXIT_BAD_CONFIG
         return 0
-    memory = int(argv[0])
+    memory, going_back = int(argv[0]), len(argv) > 2
     try:
         state = read_state(memory)
-        launcher = HandedLauncher(memory, state, read_back(int(argv[2])) if len(argv) > 2 else None)
+        launcher = HandedLauncher(memory, state, read_back(int(argv[2])) if going_back else None)
     except Exception as error:
-        if len(argv) > 2:
+        if going_back:
             raise
         execute(argv[1], memory, ["--back", memory_of(GoingBack(str(error)))], [])
     code = launcher.run()

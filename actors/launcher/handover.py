@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -23,7 +22,6 @@ from msgspec import Struct
 
 from actorium import __version__
 from actorium.actors.errors import BadConfig, BadModel
-from actorium.actors.launcher.stopping import SIGNALS
 from actorium.actors.ledger import segments
 from actorium.actors.messages import WIRE, WIRES_READ, Child, Restarted, Upgrade
 from actorium.actors.models.model_dir import resolve
@@ -94,6 +92,8 @@ class GoingBack(Struct, frozen=True):
     epochs: dict[str, int] = {}
     descriptors: list[int] = []
     """What is left of the store's."""
+    stops: int = 0
+    """Requests to stop that have come since."""
 
 
 class UpgradeOutcome(Struct, frozen=True, omit_defaults=True):
@@ -160,17 +160,18 @@ def read_state(memory: int) -> HandedOver:
 
 
 def read_back(memory: int) -> GoingBack:
-    return msgspec.json.decode(os.pread(memory, os.fstat(memory).st_size, 0), type=GoingBack)
+    """Closes it."""
+    with open(memory, "rb") as file:
+        file.seek(0)
+        return msgspec.json.decode(file.read(), type=GoingBack)
 
 
 def execute(python: str, memory: int, words: Iterable[str | int], descriptors: Iterable[int]
             ) -> None:
     """Becomes the launcher of that interpreter's version. memory: descriptor of the state; words:
-    what follows it, texts and descriptors. Signals wait until it handles them. Raises `OSError`,
-    with nothing changed."""
+    what follows it, texts and descriptors. Raises `OSError`, with nothing changed."""
     words = [memory, *words]
     kept = [*(word for word in words if isinstance(word, int)), *descriptors]
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     for fd in kept:
         os.set_inheritable(fd, True)
     sys.stdout.flush()
@@ -180,7 +181,6 @@ def execute(python: str, memory: int, words: Iterable[str | int], descriptors: I
     except OSError:
         for fd in kept:
             os.set_inheritable(fd, False)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         raise
 
 

@@ -35,6 +35,7 @@ from actorium.actors.launcher.preflight import check_all
 from actorium.actors.launcher.replicas import CLUSTER_INBOX, LocalReplicas
 from actorium.actors.launcher.stopping import (
     FAULT_GRACE,
+    SIGNALS,
     STOP_GRACE,
     DrainLosses,
     StopRequests,
@@ -341,6 +342,10 @@ class Launcher:
         needed = self._stops.count == 1 and stop_rank(role) > self._rank and not refuses_work(role)
         return self._stops.count == 0 or needed
 
+    def _has_successor(self, role: str) -> bool:
+        """Whether another one follows an actor that has just ended."""
+        return self._restarts(role)
+
     def _on_exit(self, pidfd: int) -> None:
         actor, exited = self._actors.reap(pidfd)
         if self._replicas is not None and actor.role in self._replicas.leaving:
@@ -368,7 +373,7 @@ class Launcher:
         elif self._stops.count == 1 and not self._drain_timed_out:
             self._losses.on_final_death(actor.role, f"{death} while the engine drained",
                                         exited.status)
-        if self._connections is not None and not self._restarts(actor.role):
+        if self._connections is not None and not self._has_successor(actor.role):
             self._connections.drop(actor.role)
         if self._watchdog is not None:
             self._watchdog.send(exited)
@@ -435,7 +440,7 @@ class Launcher:
             return "another upgrade is under way"
         if not (self._up and self._working):
             return "the engine is not ready" if self._working else "the engine is stopping"
-        if self._replicas is not None:
+        if self._replicas is not None or self.config.cluster.replica_of:
             return "a cluster is not upgraded as a whole: start another one beside it"
         if not (self.config.recovery.restart and self.config.recovery.ledger):
             return "without a ledger and restarts its requests would be lost"
@@ -448,7 +453,10 @@ class Launcher:
         from actorium.actors.launcher.handover import execute, memory_of
 
         self._check = None
-        why = check.refusal() or self._why_no_upgrade()
+        refusal = check.refusal()
+        # A signal that comes from now on waits until that launcher handles it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        why = refusal or self._why_no_upgrade()
         if not why:
             state = self._state(check.order)
             self._say(f"upgrade: {check.order.python} takes over")
@@ -456,6 +464,7 @@ class Launcher:
                 execute(check.order.python, memory_of(state), [sys.executable], state.descriptors)
             except OSError as error:
                 why = f"{check.order.python}: {error.strerror}"
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         self._say_outcome(check.order, "refused", why)
 
     def _state(self, order: Upgrade) -> HandedOver:

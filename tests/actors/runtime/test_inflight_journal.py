@@ -250,3 +250,16 @@ def test_an_actor_that_everything_kills_ends_the_engine() -> None:
         if not (actor.die(name) and actor.die(name)):
             break
     assert 2 * BROKEN - 2 <= actor.deaths <= 2 * BROKEN + 12
+
+
+def test_an_actor_that_ends_for_an_upgrade_suspects_nobody(tmp_path: Path) -> None:
+    for acquitted in (True, False):
+        before = journal.open_journal(tmp_path, "scheduler", 10.0)
+        before.put_all([A, B])
+        before.put(C, 3)
+        if acquitted:
+            journal.acquit_all(tmp_path, "scheduler")
+        after = journal.open_journal(tmp_path, "scheduler", 10.0)
+        assert after.suspected(A) == after.suspected(C) == (not acquitted)
+        assert after.deaths == int(not acquitted)
+    journal.acquit_all(tmp_path, "nobody")

@@ -18,6 +18,7 @@ from actorium.actors.runtime.rundir import (
     address,
     engine_dir,
     is_running,
+    rewrite_private,
     running_engines,
     sweep,
     write_private,
@@ -158,3 +159,15 @@ def test_addresses() -> None:
 
 def test_no_engines_where_there_is_no_directory(base: Path) -> None:
     assert running_engines(str(base / "none")) == []
+
+
+def test_a_rewritten_file_looks_the_same(base: Path) -> None:
+    """To clients, who know an engine by it."""
+    file = base / "config.json"
+    write_private(file, b"long, as it was before")
+    os.utime(file, ns=(5, 7))
+    before = file.stat()
+    rewrite_private(file, b"short")
+    after = file.stat()
+    assert file.read_bytes() == b"short"
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
