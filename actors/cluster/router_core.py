@@ -376,8 +376,10 @@ class RouterCore(Core):
                     most = self.assignments.on_inventory(view, message, now)
                     self.next_sid = max(self.next_sid, most + 1)
             elif isinstance(message, Unknown) and any(
-                    request.submit.rid == message.rid for request in self.book.live.values()):
-                pass  # it goes on elsewhere, as the inventory says; the client asks again
+                    request.submit.rid == message.rid and not (
+                        request.over and view.synced and request.replica == view.index)
+                    for request in self.book.requests.values()):
+                pass  # it is elsewhere, as the inventory says; the client asks again
             elif not (isinstance(message, Reply) and self._flushes.add(view.index, message)):
                 self._out.append(Send(DETOKENIZER, message))
 

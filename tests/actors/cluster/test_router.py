@@ -274,12 +274,18 @@ def test_a_router_that_died_before_it_was_told_who_has_taken_a_request_up(over: 
     assert all(view.sequences == 0 for view in box.router.views)
 
 
-def test_a_replica_that_has_just_started_does_not_say_what_is_known() -> None:
+@pytest.mark.parametrize("over", [False, True])
+def test_a_replica_that_has_just_started_does_not_say_what_is_known(over: bool) -> None:
+    """Of what runs, and of what has ended and was not received whole."""
     box = ClusterBox(settings())
     rid = box.submit([1, 2, 3], max_tokens=60, resume_seconds=10.0)
     for _ in range(12):
         box.turn()
-    box.kill(next(view.index for view in box.router.views if view.sequences), told=False)
+    place = next(view.index for view in box.router.views if view.sequences)
+    if over:
+        box.run()
+        box.heard.clear()
+    box.kill(place, told=False)
     box.to_router.append(ResumeRequest(rid, b"other", adopt=True))
     for _ in range(8):
         box.turn()
