@@ -35,6 +35,7 @@ from actorium.actors.runtime.http.connection_store import StoreLink
 from actorium.actors.runtime.http.listening import ListenAddress, Origin
 from actorium.actors.runtime.http.tls_context import server_context, tls_files
 from actorium.actors.runtime.roles import TLS_PASSWORD
+from actorium.actors.runtime.rundir import CALLS
 
 LOG = logging.getLogger("actorium.relay")
 HANDSHAKE_SECONDS = 10.0
@@ -68,8 +69,6 @@ class RelayCore(Core):
         """Those that one has, and the one's socket."""
         self.deadlines: dict[RelayedConnection, float] = {}
         """When a caller is cut off that does nothing until then, CLOCK_MONOTONIC seconds."""
-        self._gateways = [listening.calls_path(ctx.run_dir, f"gateway-{number}")
-                          for number in range(self._wanted.gateways)]
         self._open_of: Counter[Path] = Counter()
         self._sender = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._sender.setblocking(False)
@@ -160,7 +159,8 @@ class RelayCore(Core):
             LOG.warning("a caller is given up: no connection within this machine: %s", error)
             connection.close(reset=True)
             return True
-        for path in sorted(self._gateways, key=self._open_of.__getitem__):
+        for path in sorted(self._ctx.run_dir.glob(f"gateway-*{CALLS}"),
+                           key=self._open_of.__getitem__):
             if listening.send_call(self._sender, path, connection.origin, theirs.fileno()):
                 theirs.close()
                 self.open[connection] = path
@@ -257,7 +257,7 @@ def build(ctx: Context) -> RelayCore:
         store = StoreLink(ctx.run_dir)
     taken = store.take() if store is not None and ctx.epoch > 1 else None
     if taken is not None:
-        held = {sock.family: sock for sock in (socket.socket(fileno=taken[0]), taken[1])}
+        held = {sock.family: sock for sock in (socket.socket(fileno=taken[1]), taken[2])}
         return RelayCore(ctx, list(held.values()), tls)
     listeners = []
     if wanted.port is not None:
@@ -277,7 +277,7 @@ def build(ctx: Context) -> RelayCore:
                             "gateway.uds") from None
     if store is not None:
         with suppress(OSError):
-            store.register(listeners[0].fileno(), listeners[-1])
+            store.register(0, listeners[0].fileno(), listeners[-1])
     return RelayCore(ctx, listeners, tls)
 
 

@@ -31,7 +31,7 @@ from actorium.actors.runtime.process import (
     python,
     send_signal,
 )
-from actorium.actors.runtime.roles import PRELOADS, TLS_PASSWORD, group_of
+from actorium.actors.runtime.roles import PRELOADS, RELAY_ROLE, TLS_PASSWORD, group_of
 
 if TYPE_CHECKING:
     import zmq
@@ -116,8 +116,6 @@ class ChildProcesses:
         """By pidfd."""
         self.run_dir, self._roles, self._poll = run_dir, roles, poll
         self._forks = forks
-        self.environ: dict[str, dict[str, str]] = {}
-        """Variables that the actor of a role gets, and no other."""
         self.kill_at: dict[ChildProcess, float] = {}
         """Actors that are about to be killed, and when, CLOCK_MONOTONIC seconds."""
         self.oom_kills = OomKills()
@@ -140,7 +138,7 @@ class ChildProcesses:
             self._forks.fork(words) if self._forks is not None else None)
         actor = ChildProcess(role, epoch, process or start(python(
             REPLICA_PROCESS if words[-1].startswith(REPLICA) else MAIN, *words),
-            more=self.environ.get(role)))
+            relay=role == RELAY_ROLE))
         self.running[actor.pidfd] = actor
         self.epochs[role] = epoch
         self._exits.pop(role, None)
@@ -170,8 +168,7 @@ class ChildProcesses:
         ready, imported = os.pipe2(os.O_CLOEXEC)
         wait, go = os.pipe2(os.O_CLOEXEC)
         words = self._words(role, self.epochs.get(role, 0) + 1)
-        process = start(python(MAIN, *words, str(wait), str(imported)), (wait, imported),
-                        self.environ.get(role))
+        process = start(python(MAIN, *words, str(wait), str(imported)), (wait, imported))
         self._waiting[role] = WaitingActor(process, ready, go)
         os.close(wait)
         os.close(imported)
@@ -278,12 +275,12 @@ class ChildProcesses:
             self._forks.close()
 
 
-def start(argv: list[str], fds: Sequence[int] = (), more: Mapping[str, str] | None = None
+def start(argv: list[str], fds: Sequence[int] = (), relay: bool = False
           ) -> subprocess.Popen[bytes]:
-    """A process that leads a group of its own and gets these descriptors, and these variables
-    besides ours. The engine's stdout belongs to whoever runs the launcher."""
-    environ = {name: value for name, value in os.environ.items() if name not in SECRETS}
-    environ |= more or {}
+    """A process that leads a group of its own and gets these descriptors. The engine's stdout
+    belongs to whoever runs the launcher."""
+    environ = {name: value for name, value in os.environ.items()
+               if name not in SECRETS or (relay and name == TLS_PASSWORD)}
     return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=STDERR, process_group=0,
                             env=environ, pass_fds=fds)
 

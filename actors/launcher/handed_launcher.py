@@ -53,7 +53,7 @@ from actorium.actors.messages import Fatal
 from actorium.actors.runtime.http.connection_store import ConnectionStore
 from actorium.actors.runtime.inflight_journal import acquit_all
 from actorium.actors.runtime.process import EXIT_BAD_CONFIG, kill_group
-from actorium.actors.runtime.roles import SCHEDULER, is_gateway, roles_of
+from actorium.actors.runtime.roles import RELAY_ROLE, SCHEDULER, is_gateway, roles_of
 from actorium.actors.runtime.rundir import RunDir, rewrite_private
 
 PREPARE_SECONDS = 60.0
@@ -163,7 +163,8 @@ class HandedLauncher(Launcher):
         until = time.monotonic() + PREPARE_SECONDS
         running = len(self._actors.running)
         for role in self.roles:
-            self._actors.prepare(role)
+            if role != RELAY_ROLE:
+                self._actors.prepare(role)
         self._fault(PREPARING)
         while (not self._actors.prepared and len(self._actors.running) == running
                and self._stops.count == 0 and time.monotonic() < until):
@@ -171,13 +172,15 @@ class HandedLauncher(Launcher):
 
     def _end_actors(self) -> None:
         """Kills the actors of before. What they have sent is in the ledger, so that no moment is
-        better than another; the step that is being computed is computed again."""
+        better than another; the step that is being computed is computed again. The relay stays,
+        since its connections would end with it."""
         self._enter(ENDING)
         self._ended_at = time.monotonic()
-        ending = list(self._actors.running.values())
+        ending = [actor for actor in self._actors.running.values() if actor.role != RELAY_ROLE]
         for actor in ending:
             kill_group(actor.pid)
-        if not self._wait_until(lambda: not self._actors.running, END_SECONDS):
+        if not self._wait_until(lambda: not any(map(self._actors.is_running, ending)),
+                                END_SECONDS):
             raise EngineFailed("the actors of before do not end")
         for actor in ending:
             acquit_all(self._actors.run_dir, actor.role)

@@ -177,7 +177,7 @@ class Launcher:
         write_private(path / "config.json", configs.dump(self.config))
         self._actors = ChildProcesses(path, self.roles, self._poll, self._forks)
         if (password := self.config.gateway.ssl_keyfile_password) is not None:
-            self._actors.environ[RELAY_ROLE] = {TLS_PASSWORD: password}
+            os.environ[TLS_PASSWORD] = password  # so that it outlasts an upgrade
         if self.config.recovery.restart and any(map(is_gateway, self.roles)):
             self._connections = ConnectionStore(path, self._poll, self._actors.role_of)
         for role in self.roles:

@@ -19,6 +19,7 @@ import openai
 import pytest
 from helpers_certificates import Authority
 from helpers_served import Served, serving
+from helpers_upgrade import upgrade
 
 from actorium.actors.errors import BadConfig
 from actorium.actors.launcher.engine import Engine
@@ -244,3 +245,23 @@ def test_the_key_s_password_is_nowhere_but_in_the_relay(authority: Authority) ->
         for one in served.engine.client.status().actors:
             environ = Path(f"/proc/{one.pid}/environ").read_bytes()
             assert (b"SSL_KEYFILE_PASSWORD=secret" in environ) == (one.role == "relay")
+
+
+def test_connections_outlive_an_upgrade(authority: Authority) -> None:
+    """The relay goes on, and can be started again with the key's password afterwards."""
+    folder = authority.folder
+    with serving(ssl_certfile=str(folder / "locked.pem"), ssl_keyfile=str(folder / "locked.key"),
+                 ssl_keyfile_password="secret", max_num_seqs=8) as served:
+        expected = ask(served, authority, "tls", max_tokens=1000)
+        with ThreadPoolExecutor(4) as pool:
+            answers = [pool.submit(ask, served, authority, "tls", max_tokens=1000, user=f"{number}")
+                       for number in range(4)]
+            time.sleep(0.2)
+            done = upgrade(served.engine, "--max-num-seqs", "16")
+            assert done.returncode == 0, done.stderr
+            for answer in answers:
+                assert answer.result() == expected
+        epochs = {one.role: one.epoch for one in served.engine.client.status().actors}
+        assert epochs.pop("relay") == 1 and set(epochs.values()) == {2}
+        kill(served, "relay")
+        assert ask(served, authority, "tls", max_tokens=1000) == expected

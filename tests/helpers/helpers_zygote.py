@@ -218,10 +218,10 @@ def _become_launcher(request: dict[str, Any], fds: list[int]) -> int:
     far.close()
     forks, start = Forks(near), children.start
 
-    def forked(argv: list[str], kept: Sequence[int] = (), more: Any = None) -> Any:
+    def forked(argv: list[str], kept: Sequence[int] = (), relay: bool = False) -> Any:
         """`children.start`."""
-        if argv[:-5] != python(ACTOR) or more:
-            return start(argv, kept, more)
+        if argv[:-5] != python(ACTOR) or relay:
+            return start(argv, kept, relay)
         return ForkedProcess(forks.fork({"words": argv[-5:]}))
 
     children.start = forked  # type: ignore[assignment]

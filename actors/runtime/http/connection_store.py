@@ -114,7 +114,8 @@ class ConnectionStore:
         """Lets further gateways listen where one has listened alone."""
         for held in self._held.values():
             with socket.socket(fileno=os.dup(held.base[1])) as listener:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                if listener.family != socket.AF_UNIX:  # those of the relay need no sharing
+                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
 
     def state(self) -> StoreState:
         """Returns what the launcher after this one goes on with."""
