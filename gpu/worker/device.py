@@ -108,8 +108,9 @@ def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[s
         meter = _warm_up(config, runner, footprint, report, group)
     graphs = capture_graphs(config, runner, footprint, report, seconds)
     programs = partial(capture_programs, config, runner, footprint)
-    with _timed(seconds, "exact"):
-        exact = settle(config, runner, files, lambda: programs(None, report))
+    start = perf_counter()
+    exact = settle(config, runner, files, lambda: programs(None, report))
+    seconds["warm up"] += perf_counter() - start
     if device.type == "cpu" and not any(graphs):
         graphs = programs(meter, report)
     info = summarize(config, model, runner, plan, footprint, graphs, exact, _device_name(device))

@@ -77,7 +77,7 @@ def test_what_exact_kernels_take_more_is_measured(
 ) -> None:
     """Three layers' decodes take a millisecond each, and those of one way 0.2 more, of a step of
     ten: by a clock that nothing else moves."""
-    runner, run, now = opened(path).runner, NativeDecode._run, [0.0]
+    runner, run, now = opened(path, exact="on").runner, NativeDecode._run, [0.0]
     step, slow = runner.run, list[bool]()
 
     def decode(kernel: Any, *args: Any) -> None:
@@ -158,7 +158,7 @@ def test_what_cannot_be_exact_is_off(tmp_path: Path) -> None:
 def test_prompts_of_hybrids_are_measured_too(tmp_path: Path) -> None:
     write_hybrid(tmp_path, DENSE, 3, BF16, head_dim=32, num_hidden_layers=2,
                  layer_types=["linear_attention", "full_attention"])
-    runner = opened(tmp_path).runner
+    runner = opened(tmp_path, exact="on").runner
     assert [cost.step for cost in measured_costs(runner, 64)] == [
         "decodes of 1", "decodes of 4", "a prompt of 64"]
     mixer: Any = runner.model.layers[0].mixer  # type: ignore[attr-defined]
