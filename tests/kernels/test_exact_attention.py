@@ -16,7 +16,13 @@ from helpers_attention import INTERPRETED, Paged, error
 from torch import Tensor
 
 from actorium.kernels.triton import exact_attention
-from actorium.kernels.triton.exact_attention import chunk_of, exact_decode, exact_extend, pieces_of
+from actorium.kernels.triton.exact_attention import (
+    chunk_of,
+    config,
+    exact_decode,
+    exact_extend,
+    pieces_of,
+)
 from actorium.kernels.triton.extend import plan_blocks
 
 pytestmark = INTERPRETED
@@ -55,6 +61,13 @@ def decoded(case: Paged, ends: list[int], q_len: int = 1, splits: bool = True,
                           case.page_size, case.window, case.scale, 0.0, CHUNK, slopes)
     with patch.object(exact_attention, "PARTS", 1 << 30 if splits else 0):
         return attend(case.q[at.flatten()], case.layer, None, case.scales, sinks)
+
+
+@pytest.mark.slow
+def test_heads_of_512_by_the_tiles_of_older_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact_attention, "config", lambda group, dim, eight, _: config(
+        group, dim, eight, 89))
+    test_a_query_has_the_same_bits_wherever_it_is_computed(4, 2, 512, 0, BF16)
 
 
 @pytest.mark.parametrize(("heads", "kv", "dim", "window", "kept"), SHAPES)
