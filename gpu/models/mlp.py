@@ -22,7 +22,7 @@ from actorium.kernels.grouped_rows import ROWS
 from actorium.kernels.inputs import Input, InputForm, plain
 from actorium.kernels.linear import Gated, Linear
 from actorium.kernels.reference.activation import BETA, NO_ALPHAS
-from actorium.kernels.reference.experts import Choice, ExpertExtras, Experts
+from actorium.kernels.reference.experts import ExpertChoice, ExpertExtras, Experts
 from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.scaled_linear import has_products, is_packed
 
@@ -276,7 +276,7 @@ def mixture(w: LayerWeights, s: ExpertShape) -> Mixture:
 class GroupedMixture:
     """Experts that a router chooses in float32, which may look at groups of them first."""
 
-    choice: Choice
+    choice: ExpertChoice
     on_input: bool
     """The weights multiply what goes into the experts, not what they give."""
     ops: TorchOps
@@ -335,8 +335,8 @@ def grouped_mixture(w: LayerWeights, s: ExpertShape, routing: Routing) -> Groupe
     latent = (w.linear(False, "fc1_latent_proj"), w.linear(False, "fc2_latent_proj"))\
         if s.latent else None
     r = routing
-    choice = Choice(s.chosen, s.normalised, r.groups, r.chosen_groups, r.best, r.softmax, r.added,
-                    r.least, r.factor)
+    choice = ExpertChoice(s.chosen, s.normalised, r.groups, r.chosen_groups, r.best, r.softmax,
+                          r.added, r.least, r.factor)
     return GroupedMixture(choice, r.on_input, w.ops, router, bias, experts(w, s), shared,
                           w.mixture_sum(), latent)
 

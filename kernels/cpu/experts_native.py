@@ -21,7 +21,7 @@ from actorium.kernels.linear import (
     TileLinear,
     padded_columns,
 )
-from actorium.kernels.reference.experts import Choice, Experts
+from actorium.kernels.reference.experts import ExpertChoice, Experts
 
 MAX_EXPERTS = 1024
 """Of `experts.c`."""
@@ -30,7 +30,7 @@ MOST_SCRATCH = 64 << 20
 
 
 def choose_experts(lib: ctypes.CDLL, threads: int, logits: Tensor, bias: Tensor | None,
-                   choice: Choice) -> tuple[Tensor, Tensor]:
+                   choice: ExpertChoice) -> tuple[Tensor, Tensor]:
     """See `reference.experts.choose`; weights in bf16. logits: [T, E], f32 or bf16."""
     rows, number = logits.shape
     weights = torch.empty((rows, choice.chosen), dtype=torch.bfloat16)
@@ -104,7 +104,7 @@ class NativeExperts(Experts):
 
     def choose(self, logits: Tensor, chosen: int, normalised: bool) -> tuple[Tensor, Tensor]:
         return choose_experts(self._lib, self._threads, logits, None,
-                              Choice(chosen, normalised, softmax=True, added=0.0))
+                              ExpertChoice(chosen, normalised, softmax=True, added=0.0))
 
     def __call__(self, x: Input, weights: Tensor, chosen: Tensor) -> Tensor:
         x, (rows, each), places = plain(x).contiguous(), chosen.shape, chosen.numel()

@@ -39,8 +39,8 @@ from actorium.kernels.linear import (
 )
 from actorium.kernels.reference.activation import NO_ALPHAS, Alphas
 from actorium.kernels.reference.experts import (
-    Choice,
     EachExpert,
+    ExpertChoice,
     ExpertProducts,
     Experts,
     UngatedProducts,
@@ -177,7 +177,7 @@ class NativeOps(TorchOps):
                                 self.scratch)
         return EachExpert(own, self.combine) if joined is None else joined
 
-    def choose_experts(self, logits: Tensor, bias: Tensor | None, choice: Choice,
+    def choose_experts(self, logits: Tensor, bias: Tensor | None, choice: ExpertChoice,
                        dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         if dtype is not torch.bfloat16 or logits.stride(1) != 1:
             return super().choose_experts(logits, bias, choice, dtype)

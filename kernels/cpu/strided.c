@@ -4,7 +4,7 @@
 
 #define CHUNK 256
 
-enum { COPY, ADD, SUB, MUL, DIV, MOST, LEAST, ROOT }; /* as in kernels/cpu/strided.py */
+enum { COPY, ADD, SUB, MUL, DIV, MOST, LEAST, ROOT }; /* as in gpu/graphs/recorded_torch.py */
 enum { BF16, F32, BYTES1, BYTES8 };
 
 /* Numbers `stride` apart, or the scalar. */

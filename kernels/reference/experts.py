@@ -45,7 +45,7 @@ def route_groups(
     return scores.gather(1, experts), experts
 
 
-class Choice(NamedTuple):
+class ExpertChoice(NamedTuple):
     """How a row's experts are chosen by a router's scores."""
 
     chosen: int
@@ -65,7 +65,7 @@ class Choice(NamedTuple):
     """On the weights."""
 
 
-def choose(logits: Tensor, bias: Tensor | None, choice: Choice) -> tuple[Tensor, Tensor]:
+def choose(logits: Tensor, bias: Tensor | None, choice: ExpertChoice) -> tuple[Tensor, Tensor]:
     """f32[T, chosen] weights, i64[T, chosen] experts. logits: f32[T, E], which may be overwritten;
     bias: f32[E] on the scores, when experts are chosen."""
     scores = logits.softmax(-1) if choice.softmax else logits.sigmoid_()

@@ -31,8 +31,8 @@ from actorium.kernels.reference.causal_conv import conv_extend, conv_step, conv_
 from actorium.kernels.reference.delta_rule import delta_extend
 from actorium.kernels.reference.delta_window import DeltaLayer, delta_window
 from actorium.kernels.reference.experts import (
-    Choice,
     EachExpert,
+    ExpertChoice,
     ExpertExtras,
     ExpertProducts,
     Experts,
@@ -159,7 +159,7 @@ class TorchOps:
         """The same of experts without a gate."""
         return EachExpert(own)
 
-    def choose_experts(self, logits: Tensor, bias: Tensor | None, choice: Choice,
+    def choose_experts(self, logits: Tensor, bias: Tensor | None, choice: ExpertChoice,
                        dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """See `reference.experts.choose`; weights in this dtype."""
         weights, experts = choose(logits, bias, choice)

@@ -14,7 +14,7 @@ from torch import Tensor
 from actorium.gpu.attention.attention_backend import NativeAttention, TorchAttention
 from actorium.kernels.cpu.latent_native import split_floats
 from actorium.kernels.cpu.native_ops import NativeOps
-from actorium.kernels.reference.experts import Choice
+from actorium.kernels.reference.experts import ExpertChoice as Of
 from actorium.kernels.reference.experts import choose as reference_choose
 from actorium.kernels.reference.kv import quantise_rows
 from actorium.kernels.reference.latent import HeadProducts
@@ -134,20 +134,20 @@ def test_the_choice_of_experts(ops: NativeOps, columns: int, number: int, wide: 
     by_rows(own.wide, x, (2, 17, 32, 33, 133))
     bias = torch.randn(number).mul_(0.2)
     for chosen in (2, 3, 6, 8):
-        choice = Choice(min(chosen, number // 2), True, 4, 2)
+        choice = Of(min(chosen, number // 2), True, 4, 2)
 
-        def choose(x: Tensor, choice: Choice = choice) -> Tensor:
+        def choose(x: Tensor, choice: Of = choice) -> Tensor:
             return torch.cat(ops.choose_experts(own.wide(x), bias, choice, torch.bfloat16), 1)
 
         by_rows(choose, x, (2, 33, 133))
 
 
 @pytest.mark.parametrize("choice", [
-    Choice(3, True, softmax=True, added=0.0), Choice(4, softmax=True), Choice(6, True),
-    Choice(5, True, 8, 3, 2, factor=2.5), Choice(2, True, 4, 1, 1, softmax=True, least=0.9),
-    Choice(1)])
+    Of(3, True, softmax=True, added=0.0), Of(4, softmax=True), Of(6, True),
+    Of(5, True, 8, 3, 2, factor=2.5), Of(2, True, 4, 1, 1, softmax=True, least=0.9),
+    Of(1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_same_experts_as_by_torch(ops: NativeOps, choice: Choice, dtype: torch.dtype) -> None:
+def test_the_same_experts_as_by_torch(ops: NativeOps, choice: Of, dtype: torch.dtype) -> None:
     """Where no two are alike; of equal ones the first is chosen, of such as are no numbers the
     last."""
     bias = torch.randn(64).mul_(0.2) if not choice.softmax else None
@@ -159,7 +159,7 @@ def test_the_same_experts_as_by_torch(ops: NativeOps, choice: Choice, dtype: tor
     torch.testing.assert_close(weights.double(), want, rtol=2 ** -8, atol=0)
     alike = torch.zeros(1, 64)
     alike[0, ::2] = torch.nan
-    _, experts = ops.choose_experts(alike, None, Choice(40), torch.bfloat16)
+    _, experts = ops.choose_experts(alike, None, Of(40), torch.bfloat16)
     assert experts.unique().numel() == 40 and experts.max() < 64
 
 
