@@ -263,10 +263,11 @@ class ChildProcesses:
         """The last exits of the roles that no process runs."""
         return list(self._exits.values())
 
-    def close(self) -> None:
-        """Kill and reap all that are left."""
+    def close(self, spared: str = "") -> None:
+        """Kill and reap all that are left but for the actor of one role."""
         for actor in self.running.values():
-            actor.end()
+            if actor.role != spared:
+                actor.end()
         for waiting in self._waiting.values():
             waiting.end()
         self.running.clear()

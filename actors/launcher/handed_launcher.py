@@ -32,7 +32,7 @@ from actorium.actors.config import tree as configs
 from actorium.actors.config.tree import Config
 from actorium.actors.config.validation import validate
 from actorium.actors.errors import ActoriumError, EngineFailed, EngineUnavailable
-from actorium.actors.launcher.children import ChildProcesses
+from actorium.actors.launcher.children import ChildProcess, ChildProcesses
 from actorium.actors.launcher.engine import report_failure
 from actorium.actors.launcher.handover import (
     CHECK_SECONDS,
@@ -112,7 +112,7 @@ class HandedLauncher(Launcher):
                     kill_group(pid)
                     os.waitpid(pid, 0)
         self._actors = ChildProcesses(path, self.roles, self._poll, self._forks)
-        self._actors.adopt([] if back is not None and back.epochs else state.children,
+        self._actors.adopt(back.children if back is not None and back.epochs else state.children,
                            state.epochs | (back.epochs if back is not None else {}))
         if state.store is not None:
             self._connections = ConnectionStore(path, self._poll, self._actors.role_of, state.store)
@@ -176,16 +176,21 @@ class HandedLauncher(Launcher):
         since its connections would end with it."""
         self._enter(ENDING)
         self._ended_at = time.monotonic()
-        ending = [actor for actor in self._actors.running.values() if actor.role != RELAY_ROLE]
-        for actor in ending:
-            kill_group(actor.pid)
-        if not self._wait_until(lambda: not any(map(self._actors.is_running, ending)),
-                                END_SECONDS):
+        ending = self._end_all_but_the_relay()
+        if any(map(self._actors.is_running, ending)):
             raise EngineFailed("the actors of before do not end")
         for actor in ending:
             acquit_all(self._actors.run_dir, actor.role)
         self._fault(ENDING)
         rewrite_private(self._actors.run_dir / "config.json", configs.dump(self.config))
+
+    def _end_all_but_the_relay(self) -> list[ChildProcess]:
+        """Waits for their ends, and returns them."""
+        ending = [actor for actor in self._actors.running.values() if actor.role != RELAY_ROLE]
+        for actor in ending:
+            kill_group(actor.pid)
+        self._wait_until(lambda: not any(map(self._actors.is_running, ending)), END_SECONDS)
+        return ending
 
     def _run(self, text: str, state: str, why: str = "") -> None:
         self._enter(RUNNING)
@@ -205,16 +210,15 @@ class HandedLauncher(Launcher):
         state = self._handed
         self._say(f"upgrade: {why}; actorium {state.release} goes on")
         self._step = ENDING
-        for actor in list(self._actors.running.values()):
-            kill_group(actor.pid)
-        self._wait_until(lambda: not self._actors.running, END_SECONDS)
+        self._end_all_but_the_relay()
         for role in self.roles:
             acquit_all(self._actors.run_dir, role)
-        self._actors.close()
+        relay = [child for child in self._actors.children() if child.role == RELAY_ROLE]
+        self._actors.close(RELAY_ROLE)
         store = state.store if self._connections is None else self._connections.state()
         kept = [] if store is None else store.descriptors
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        back = GoingBack(why, self._actors.epochs, kept, self._stops.count)
+        back = GoingBack(why, self._actors.epochs, kept, self._stops.count, relay)
         try:
             execute(state.python, self._memory, ["--back", memory_of(back)], [*kept, *(
                 fd for fd in (state.lock, state.report) if fd is not None)])

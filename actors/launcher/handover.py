@@ -86,7 +86,7 @@ class HandedOver(Struct, kw_only=True):
 
 class GoingBack(Struct, frozen=True):
     """The version before goes on: why, and what has changed since it handed over. If an epoch is
-    there, all its actors have ended."""
+    there, all its actors have ended but those in `children`."""
 
     why: str
     epochs: dict[str, int] = {}
@@ -94,6 +94,8 @@ class GoingBack(Struct, frozen=True):
     """What is left of the store's."""
     stops: int = 0
     """Requests to stop that have come since."""
+    children: list[Child] = []
+    """The relay, if there is one."""
 
 
 class UpgradeOutcome(Struct, frozen=True, omit_defaults=True):

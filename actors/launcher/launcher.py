@@ -444,8 +444,6 @@ class Launcher:
             return "a cluster is not upgraded as a whole: start another one beside it"
         if not (self.config.recovery.restart and self.config.recovery.ledger):
             return "without a ledger and restarts its requests would be lost"
-        if "relay" in self.roles:  # TLS is in the memory of that process
-            return "callers come through a relay (TLS, a unix socket), whose connections would end"
         if threading.current_thread() is not threading.main_thread():
             return "its launcher is a thread of another program"
         return ""

@@ -247,8 +247,10 @@ def test_the_key_s_password_is_nowhere_but_in_the_relay(authority: Authority) ->
             assert (b"SSL_KEYFILE_PASSWORD=secret" in environ) == (one.role == "relay")
 
 
-def test_connections_outlive_an_upgrade(authority: Authority) -> None:
-    """The relay goes on, and can be started again with the key's password afterwards."""
+@pytest.mark.parametrize("fault", ["", "loading=worker-0"])
+def test_connections_outlive_an_upgrade(authority: Authority, fault: str) -> None:
+    """The relay goes on, and can be started again with the key's password afterwards. fault: it
+    fails, and goes back."""
     folder = authority.folder
     with serving(ssl_certfile=str(folder / "locked.pem"), ssl_keyfile=str(folder / "locked.key"),
                  ssl_keyfile_password="secret", max_num_seqs=8) as served:
@@ -257,11 +259,11 @@ def test_connections_outlive_an_upgrade(authority: Authority) -> None:
             answers = [pool.submit(ask, served, authority, "tls", max_tokens=1000, user=f"{number}")
                        for number in range(4)]
             time.sleep(0.2)
-            done = upgrade(served.engine, "--max-num-seqs", "16")
-            assert done.returncode == 0, done.stderr
+            done = upgrade(served.engine, "--max-num-seqs", "16", "--upgrade-fault", fault)
+            assert (done.returncode != 0) == bool(fault), done.stderr
             for answer in answers:
                 assert answer.result() == expected
         epochs = {one.role: one.epoch for one in served.engine.client.status().actors}
-        assert epochs.pop("relay") == 1 and set(epochs.values()) == {2}
+        assert epochs.pop("relay") == 1 and set(epochs.values()) == {3 if fault else 2}
         kill(served, "relay")
         assert ask(served, authority, "tls", max_tokens=1000) == expected

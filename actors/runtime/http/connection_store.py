@@ -23,6 +23,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from actorium.actors.runtime.process import private_umask, raise_file_limit
+from actorium.actors.runtime.roles import RELAY_ROLE
 
 FILE = "connections.sock"
 """Name of the store's socket in the run directory."""
@@ -59,8 +60,10 @@ class StoreState(Struct):
     """By role."""
 
     def left(self, descriptors: Collection[int]) -> StoreState:
-        """Returns the store with these of its descriptors; gateways that were linked have ended."""
-        return StoreState(self.listener, [], {
+        """Returns the store with these of its descriptors. Of the processes that were linked the
+        relay alone has not ended."""
+        links = [(fd, role) for fd, role in self.links if role == RELAY_ROLE and fd in descriptors]
+        return StoreState(self.listener, links, {
             role: HeldSockets(held.version, held.base, {
                 number: fd for number, fd in held.connections.items() if fd in descriptors})
             for role, held in self.held.items()})
