@@ -64,8 +64,8 @@ def sources(folder: Path) -> None:
            *map(native_library.SOURCES.joinpath, HEADERS)]
     for source in own:
         (folder / source.name).write_bytes(source.read_bytes())
-    names = [name for name in native_library.SIGNATURES
-             if not name.startswith(("grouped_", "gguf_"))]
+    defined = "".join(source.read_text() for source in own)
+    names = [name for name in native_library.SIGNATURES if f"\nvoid {name}(" not in defined]
     (folder / "stub.c").write_text("".join([
         f"int actorium_version(void) {{ return {native_library.VERSION}; }}\n",
         "int tiles_fast(void) { return 0; }\nint extend_ready(void) { return 0; }\n",
