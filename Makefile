@@ -57,17 +57,18 @@ demo: $(VENV)/.ready-engine
 	@$(BIN)/python -m actorium.tools.demo --started $(STARTED) --ready $$(date +%s.%N)
 	@echo "next: $(BIN)/actorium chat smollm2, $(BIN)/actorium serve, $(BIN)/actorium --help"
 
-# Four files at a time, on two cores: many tests wait for processes. In the order of tests/conftest.py.
+# Four files at a time, on two cores: many tests wait for processes. In the order of
+# tests/conftest.py, since files with few tests, which pytest-xdist would begin last, take longest.
 # RERUNS=1 for a machine that others use; else without that plugin, which asks a server about each test.
 test: $(VENV)/.ready-test
-	$(BIN)/python -m pytest tests --ignore tests/conformance --forks 4 \
-		-m "not slow" $(RERUN) $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest tests --ignore tests/conformance -n 4 --dist loadfile \
+		--no-loadscope-reorder -m "not slow" $(RERUN) $(PYTEST_FLAGS)
 
 # What computes, with C kernels of another processor: AS_PROCESSOR=NAME (tools/as_processor.py), or by turns,
 # another one with each commit. What trained models answer must hold there, too.
 test-processor: $(VENV)/.ready-test
 	$(BIN)/python tools/as_processor.py $(or $(AS_PROCESSOR),$(shell git rev-list --count HEAD)) \
-		$(BIN)/python -m pytest --forks 4 -m "not slow" \
+		$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not slow" \
 		tests/kernels tests/gpu tests/tools/test_picture_model.py tests/tools/test_planted_faults.py \
 		tests/adversary/test_media_frames.py tests/engine/test_exact_engine.py \
 		tests/engine/test_exact_images.py tests/tools/test_demo_model.py $(PYTEST_FLAGS)

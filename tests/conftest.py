@@ -22,6 +22,9 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -34,7 +37,6 @@ from hypothesis import settings
 
 from actorium.actors.launcher import engine
 
-pytest_plugins = ["helpers_forks"]
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["ACTORIUM_FORK_SERVER"] = "off"
 if not torch.cuda.is_available():
@@ -59,7 +61,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(SkipReport(), "skips")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(SkipReport(), "skips")
 
 
 WAITING = ("engine", "adversary")
@@ -75,8 +78,8 @@ of the code, which one worker tests together, begin with that of references."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spread the files whose tests wait among those that compute, the longest of both first: forks
-    take files in this order, and a processor that one of them leaves alone is another's."""
+    """Spread the files whose tests wait among those that compute, the longest of both first: xdist
+    hands files out in this order, and a processor that one worker leaves alone is another's."""
     files, places = list(dict.fromkeys(item.path for item in items)), {}
     waiting = [file for file in files if not {*WAITING}.isdisjoint(file.parts)]
     for part in (waiting, [file for file in files if file not in set(waiting)]):
@@ -85,17 +88,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places[item.path])
 
 
-MANY = 5000
-"""Tests, of which some import the models of transformers, and with them half of torch."""
+@pytest.hookimpl(optionalhook=True)  # a GPU machine may have no xdist, and its tests want none
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from helpers_scheduling import FilesOrRooms
+
+    return FilesOrRooms(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
-def pytest_collection() -> None:
+def pytest_collection(session: pytest.Session) -> None:
+    """Of several workers each begins with files of its own: rewriting a file's assertions takes
+    half of the time of collecting it, and is kept on the disk for those who come to it later."""
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None:
+        return
     gc.disable()  # what is collected stays: looking through it takes a fifth of the time
+    tests, count = Path(__file__).parent, worker["workercount"]
+    files = sorted(file for file in tests.rglob("test_*.py") if "conformance" not in file.parts)
+    for file in files[int(worker["workerid"].removeprefix("gw"))::count]:
+        sys.path.insert(0, str(file.parent))
+        with suppress(Exception, pytest.skip.Exception):  # collecting it says so
+            importlib.import_module(file.stem)
+        sys.path.remove(str(file.parent))
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    if session.config.option.forks and len(session.items) > MANY:
-        importlib.import_module("transformers.models.llama.modeling_llama")
+def pytest_collection_finish() -> None:
     for logger in logging.root.manager.loggerDict.values():
         if isinstance(logger, logging.Logger):
             logger.propagate = True  # pytest adds a handler to each that does not, six times a test

@@ -59,6 +59,7 @@ class ChoiceFiles(NamedTuple):
         faster: all go by the same one. A cache that cannot be written is logged."""
         path = self.cached
         try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with _written(path, choice) as scratch:
                 try:
                     os.link(scratch, path)
@@ -94,7 +95,6 @@ def read_choice(path: Path, key: Key | None, kind: type[T]) -> T | None:
 @contextmanager
 def _written(path: Path, choice: MeasuredChoice) -> Iterator[Path]:
     """A new file beside `path`, removed afterwards if it still has its first name."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.", suffix=NEW)
     try:
         with os.fdopen(handle, "wb") as file:

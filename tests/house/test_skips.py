@@ -13,7 +13,8 @@ CONFTEST = """
 from helpers_skips import SkipReport
 
 def pytest_configure(config):
-    config.pluginmanager.register(SkipReport(), "skips")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(SkipReport(), "skips")
 """
 TEST = """
 import pytest
@@ -39,8 +40,7 @@ def run(folder: Path, why: str, ci: str, *flags: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-@pytest.mark.parametrize("flags", [(), ("-p", "helpers_forks", "--forks", "2")],
-                         ids=["alone", "forks"])
+@pytest.mark.parametrize("flags", [(), ("-p", "xdist", "-n", "1")], ids=["alone", "xdist"])
 def test_what_could_be_installed_fails_continuous_integration(
         tmp_path: Path, flags: tuple[str, ...]) -> None:
     code, said = run(tmp_path, "no browser", "true", *flags)
