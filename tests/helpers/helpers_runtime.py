@@ -25,7 +25,7 @@ import zmq
 from msgspec import Meta
 
 from actorium.actors.config import tree as configs
-from actorium.actors.config.tree import Config, DeviceConfig, RuntimeConfig
+from actorium.actors.config.tree import Config, DeviceConfig, RecoveryConfig, RuntimeConfig
 from actorium.actors.core import CLIENT, Context, Core, Health, Send
 from actorium.actors.errors import BadModel
 from actorium.actors.messages import FromWatchdogFront, GetStatus, Message, Status
@@ -215,6 +215,7 @@ def make_config(base: Path, ranks: int = 1, **runtime: Any) -> Config:
     values = {"name": "t", "run_dir": str(base), "drain_timeout": 5.0, "start_timeout": 60.0,
               "crash_reports": False}
     return Config(runtime=RuntimeConfig(**(values | runtime)),
+                  recovery=RecoveryConfig(fork_server="off"),
                   device=DeviceConfig(tensor_parallel_size=ranks))
 
 

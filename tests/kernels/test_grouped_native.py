@@ -64,7 +64,7 @@ def sources(folder: Path) -> None:
            *map(native_library.SOURCES.joinpath, HEADERS)]
     for source in own:
         (folder / source.name).write_bytes(source.read_bytes())
-    defined = "".join(source.read_text() for source in own)
+    defined = "".join(source.read_text() for source in own if source.suffix == ".c")
     names = [name for name in native_library.SIGNATURES if f"\nvoid {name}(" not in defined]
     (folder / "stub.c").write_text("".join([
         f"int actorium_version(void) {{ return {native_library.VERSION}; }}\n",

@@ -76,7 +76,7 @@ BAD = [
     (["chat", "--mem-fraction-static", "7"], "--mem-fraction-static: must be between"),
     (["eval", "demo", "--device", "gpu"], "--device: must be auto, cpu or cuda, got 'gpu'"),
     (["bench", "offline", "--chunked-prefill-size", "0"], "--chunked-prefill-size: must be"),
-    (["ps", "--jso"], "--jso: no such flag (did you mean --json?)"),
+    (["ps", "--jso"], "--jso: no such flag (did you mean --json"),
     (["ps", "extra"], "extra: unexpected argument"),
     (["flush-cache", "one", "two"], "two: unexpected argument"),
     (["generate", "--prompt", "x", "--tenant-weights", "a=0"], "--tenant-weights: every weight"),

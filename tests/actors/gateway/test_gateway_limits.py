@@ -264,8 +264,8 @@ def test_a_configuration_with_a_key_that_others_could_change_is_refused(tmp_path
 def test_few_open_files_are_warned_of(monkeypatch: pytest.MonkeyPatch,
                                       caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 1024))
-    assert connections(800) == 800 and not caplog.records
-    assert connections(4096) == 1024 - OTHER_FILES
+    assert connections(GatewayConfig(max_connections=800)) == 800 and not caplog.records
+    assert connections(GatewayConfig(max_connections=4096)) == 1024 - OTHER_FILES
     assert "max_connections: 896 instead of 4096" in caplog.text
 
 

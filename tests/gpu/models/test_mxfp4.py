@@ -90,10 +90,11 @@ def test_in_bf16(tmp_path: Path) -> None:
     write_mxfp4(tmp_path, num_experts_per_tok=4)
     want, short = logits(load(tmp_path)), load(tmp_path, dtype="bfloat16")
     assert off(logits(short), want) < 0.05
-    expert, shape = short.layers[0].mlp.experts._run[0], short.shape
+    experts, shape = short.layers[0].mlp.experts, short.shape
     if short.ops.name == "native":
-        assert isinstance(expert.down, NativeGrouped)
-        held = expert.gate_up.linear.held.nbytes + expert.down.held.nbytes
+        own = [products._held[0] for products in (experts._into, experts._out_of)]
+        assert all(isinstance(product, NativeGrouped) for product in own)
+        held = sum(product.held.nbytes for product in own)
         assert held * 4 * shape.layers == bytes_by_format(shape)["mxfp4 (groups of 32)"]
 
 
