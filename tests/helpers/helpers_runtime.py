@@ -211,11 +211,11 @@ def short_dir() -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def make_config(base: Path, ranks: int = 1, **runtime: Any) -> Config:
+def make_config(base: Path, ranks: int = 1, fork_server: str = "off", **runtime: Any) -> Config:
     values = {"name": "t", "run_dir": str(base), "drain_timeout": 5.0, "start_timeout": 60.0,
               "crash_reports": False}
     return Config(runtime=RuntimeConfig(**(values | runtime)),
-                  recovery=RecoveryConfig(fork_server="off"),
+                  recovery=RecoveryConfig(fork_server=fork_server),
                   device=DeviceConfig(tensor_parallel_size=ranks))
 
 

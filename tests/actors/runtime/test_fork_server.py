@@ -77,7 +77,7 @@ def server_of(run_dir: Path, *others: int) -> int:
 @pytest.fixture
 def starts(base: Path, run_dir: Path) -> Iterator[ForkedStarts]:
     made = ForkedStarts(settle=0.0, patience=20.0)
-    made.on_up(make_config(base), run_dir, {"worker-0": BUILT})
+    made.on_up(make_config(base, fork_server="on"), run_dir, {"worker-0": BUILT})
     yield made
     made.close()
     assert processes_naming(str(run_dir)) == []
@@ -140,7 +140,7 @@ def test_a_server_that_has_died_is_replaced(starts: ForkedStarts, run_dir: Path)
 def test_a_server_that_hangs_costs_its_patience_and_forks_nobody(base: Path, run_dir: Path
                                                                  ) -> None:
     starts = ForkedStarts(settle=0.0, patience=0.2)
-    starts.on_up(make_config(base), run_dir, {"worker-0": BUILT})
+    starts.on_up(make_config(base, fork_server="on"), run_dir, {"worker-0": BUILT})
     try:
         server = server_of(run_dir)
         until(lambda: "ready" if starts.servers[MARK].answers() else "")
