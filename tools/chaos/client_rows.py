@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -39,6 +39,8 @@ BACK = 120.0
 """Seconds within which an actor is there to be killed."""
 SHARE = 0.6
 """Of the text of all answers: what has come when the last kill strikes."""
+ROUNDS = 4
+"""How often the clients ask, at most: where they end before the last kill, they ask once more."""
 WORDS = ("the", "a", "cat", "king", "river", "said", "went", "once", "little", "and", "his", "old")
 SCHEMA = {"type": "object", "required": ["name", "counts"], "properties": {
     "name": {"type": "string", "maxLength": 12},
@@ -219,12 +221,13 @@ class PlainClients:
                 answer.error = f"{type(error).__name__}: {error}"[:300]
 
 
-async def _kill(made: Rig, kills: Sequence[DrawnKill], clients: PlainClients, chars: int
+async def _kill(made: Rig, kills: deque[DrawnKill], clients: PlainClients, chars: int
                 ) -> Counter[str]:
-    """Kills at their points; returns how often each role was there to be killed. chars: of all
-    answers."""
+    """Kills at their points; returns how often each role was there to be killed, and leaves the
+    kills that the clients did not wait for. chars: of all answers."""
     struck: Counter[str] = Counter()
-    for kill in kills:
+    while kills:
+        kill = kills[0]
         while clients.chars < kill.at * chars and not clients.over.is_set():
             await asyncio.sleep(0.005)
         until = monotonic() + BACK
@@ -232,6 +235,7 @@ async def _kill(made: Rig, kills: Sequence[DrawnKill], clients: PlainClients, ch
             await asyncio.sleep(0.02)
         if clients.over.is_set():
             break
+        kills.popleft()
         if victim is not None:
             clients.gaps.fault(f"kill {kill.role.split('/')[-1]}", monotonic())
             send([victim.pid], signal.SIGKILL)
@@ -239,7 +243,7 @@ async def _kill(made: Rig, kills: Sequence[DrawnKill], clients: PlainClients, ch
     return struck
 
 
-async def _run(made: Rig, calls: Sequence[DrawnCall], kills: Sequence[DrawnKill] = (),
+async def _run(made: Rig, calls: Sequence[DrawnCall], kills: deque[DrawnKill],
                chars: int = 0) -> tuple[PlainClients, Counter[str]]:
     address = where(made.run_dir)
     assert address is not None
@@ -253,27 +257,32 @@ def clients(seed: int, count: int = CLIENTS, kills: int = KILLS, replicas: int =
     """Runs the whole row; flags: of the engine, instead of those that it is to have."""
     calls, recovery = draw_calls(seed, count), RecoveryConfig()
     roles = KILLED if replicas == 1 else KILLED_OF_REPLICAS
-    drawn = draw_kills(seed, kills, roles)
+    drawn, struck = deque(draw_kills(seed, kills, roles)), Counter[str]()
+    rounds: list[PlainClients] = []
     config: dict[str, Any] = {
         "null_worker": False, "skip_tokenizer": False, "device": "cpu", "dtype": "bfloat16",
         "exact": "on", "port": free_port(), "gateways": len(GATEWAYS), "replicas": replicas,
         "max_num_seqs": 32, "max_restarts": recovery.max_restarts} | flags
     with rig(actor_roles.ROLES["worker-0"], dict.fromkeys(GATEWAYS, actor_roles.GATEWAY),
              **config) as made:
-        calm, _ = asyncio.run(_run(made, calls))
-        killed, struck = asyncio.run(_run(made, calls, drawn, calm.chars))
+        calm, _ = asyncio.run(_run(made, calls, deque()))
+        while drawn and len(rounds) < ROUNDS:
+            killed, more = asyncio.run(_run(made, calls, drawn, calm.chars))
+            rounds.append(killed)
+            struck += more
         wrong = asyncio.run(_at_rest(made, replicas))
     wrong += made.left
     if struck.total() < kills:
         wrong.append(f"only {struck.total()} of {kills} kills")
-    faults = [answer.differs(expected)
+    faults = [answer.differs(expected) for killed in rounds
               for answer, expected in zip(killed.answers, calm.answers, strict=True)]
-    wrong += [f"client {number} ({calls[number].api}): {fault}"
+    wrong += [f"client {number % count} ({calls[number % count].api}): {fault}"
               for number, fault in enumerate(faults) if fault]
-    return {"clients": count, "streams": sum(call.arguments["stream"] for call in calls),
+    return {"clients": count, "rounds": len(rounds),
+            "streams": sum(call.arguments["stream"] for call in calls),
             "replicas": replicas, "kills": dict(struck), "complete": faults.count(""),
-            "tokens": sum(answer.usage[1] for answer in killed.answers),
-            "gaps": killed.gaps.summary(), "wrong": wrong}
+            "tokens": sum(answer.usage[1] for killed in rounds for answer in killed.answers),
+            "gaps": rounds[0].gaps.summary(), "wrong": wrong}
 
 
 async def _at_rest(made: Rig, replicas: int) -> list[str]:
