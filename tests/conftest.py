@@ -16,6 +16,7 @@ each engine that lives a few seconds.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib
 import logging
@@ -31,6 +32,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import helpers_zygote
 import pytest
 import torch
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from helpers_interpreter import spare_repetitions
 from helpers_skips import SkipReport
 from hypothesis import settings
@@ -86,6 +88,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         part.sort(key=lambda file: file.name not in LONG)
         places.update({file: (at + 0.5) / len(part) for at, file in enumerate(part)})
     items.sort(key=lambda item: places[item.path])
+
+
+BEYOND_TIMEOUT_S = 60.0
+"""How long after its timeout a test's process is ended."""
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Iterator[object]:
+    """pytest-timeout raises in the main thread, which does nothing to a test that waits in C or
+    catches all exceptions: its process then writes all threads' stacks and ends, and pytest-xdist
+    reports the test."""
+    faulthandler.dump_traceback_later(settings.timeout + BEYOND_TIMEOUT_S, exit=True,
+                                      file=item.config.stash[fault_handler_stderr_fd_key])
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_timeout_cancel_timer(item: pytest.Item) -> Iterator[object]:
+    faulthandler.cancel_dump_traceback_later()
+    return (yield)
 
 
 @pytest.hookimpl(optionalhook=True)  # a GPU machine may have no xdist, and its tests want none
