@@ -77,7 +77,7 @@ def get(path: str, headers: dict[str, str] | None = None, **settings: Any) -> ht
 # --- the page ---------------------------------------------------------------------------------
 
 
-PATHS = pytest.mark.parametrize("path", ["/", "/docs", "/redoc"])
+PATHS = pytest.mark.parametrize("path", ["/", "/status", "/docs", "/redoc"])
 
 
 @PATHS
