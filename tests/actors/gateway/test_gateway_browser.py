@@ -3,71 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
-from helpers_browser import NOT_THERE, Browser, Tab, browser_path
-from helpers_served import Served, serving
-from helpers_stage import EVIL, staged
+from helpers_browser import Browser, Tab
+from helpers_gateway import Served
+from helpers_stage import DONE, EVIL, NEVER_ENDS, STORY, opened, send, staged
 
-BROWSER = browser_path()
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(BROWSER is None, reason=NOT_THERE)]
-
-STORY = "Tell me a story about a fox."
-HELPERS = """
-window.acts = (turn, name) => [...document.querySelectorAll(`${turn} .acts button`)].find(
-    one => one.textContent === name);
-window.showTurns = (asked, answer) => {
-  const made = newConversation();
-  const turn = addTurn(made, null, {role: 'user', content: asked});
-  addTurn(made, turn.id, {role: 'assistant', ...answer});
-  showConversation(made);
-};
-"""
-NEVER_ENDS = """{ const ask = window.fetch; window.fetch = (to, how) => {
-  if (how && how.body) how.body = JSON.stringify({...JSON.parse(how.body), ignore_eos: true,
-                                                  max_tokens: 3500});
-  return ask(to, how); } }"""
-DONE = "!document.querySelector('.turn.live') && document.querySelector('.assistant .acts button')"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    assert BROWSER is not None
-    with Browser(BROWSER) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serving(max_num_seqs=16) as found:
-        yield found
-
-
-@contextmanager
-def opened(browser: Browser, url: str, **how: Any) -> Iterator[Tab]:
-    """A tab that must not complain."""
-    tab = browser.open(url, init=HELPERS + how.pop("init", ""), **how)
-    try:
-        yield tab
-        assert tab.complaints() == []
-    finally:
-        tab.close()
-
-
-def send(tab: Tab, text: str) -> None:
-    tab.js("document.getElementById('text').focus()")
-    tab.type(text)
-    tab.press("Enter")
+pytestmark = pytest.mark.browser
 
 
 # --- the list of routes -------------------------------------------------------------------------
 
 
-def test_the_routes_are_listed_and_can_be_tried(browser: Browser, served: Served) -> None:
-    with opened(browser, f"{served.url}/docs") as tab:
+def test_the_routes_are_listed_and_can_be_tried(browser: Browser, packaged: Served) -> None:
+    with opened(browser, f"{packaged.url}/docs") as tab:
         tab.wait("document.querySelectorAll('details.route').length > 10")
         tab.js("""[...document.querySelectorAll('details.route')].find(
             one => one.querySelector('.path').textContent === '/v1/completions').open = true""")
@@ -80,8 +29,8 @@ def test_the_routes_are_listed_and_can_be_tried(browser: Browser, served: Served
 # --- with a model -------------------------------------------------------------------------------
 
 
-def test_an_answer_streams_without_moving_the_layout(browser: Browser, served: Served) -> None:
-    with opened(browser, served.url) as tab:
+def test_an_answer_streams_without_moving_the_layout(browser: Browser, packaged: Served) -> None:
+    with opened(browser, packaged.url) as tab:
         tab.wait("document.querySelector('#state.ok')")
         tab.wait("document.getElementById('model').textContent.includes('demo')")
         fixed = ("header", "#ask", "#panel", "#list", "#log")
@@ -102,11 +51,11 @@ def test_an_answer_streams_without_moving_the_layout(browser: Browser, served: S
         assert tab.js("document.activeElement.id") == "text"
 
 
-def runs(served: Served, tab: Tab, wanted: int) -> bool:
+def runs(packaged: Served, tab: Tab, wanted: int) -> bool:
     """Whether so many sequences run, within some seconds."""
     until = time.monotonic() + 5
     while time.monotonic() < until:
-        actors = served.engine.client.status().actors
+        actors = packaged.engine.client.status().actors
         if sum(int(one.gauges.get("running", 0)) for one in actors) == wanted:
             return True
         tab.js("new Promise(done => setTimeout(done, 20))")
@@ -114,12 +63,12 @@ def runs(served: Served, tab: Tab, wanted: int) -> bool:
 
 
 @pytest.mark.parametrize("by", ["mouse", "keyboard"])
-def test_stopping_aborts_the_request(browser: Browser, served: Served, by: str) -> None:
-    with opened(browser, served.url, init=NEVER_ENDS) as tab:
+def test_stopping_aborts_the_request(browser: Browser, packaged: Served, by: str) -> None:
+    with opened(browser, packaged.url, init=NEVER_ENDS) as tab:
         send(tab, STORY)
         tab.wait("(document.querySelector('.said') || {textContent: ''}).textContent.length > 40")
         assert tab.js("document.getElementById('send').hidden")
-        assert runs(served, tab, 1)
+        assert runs(packaged, tab, 1)
         if by == "mouse":
             tab.click("#stop")
         else:
@@ -127,13 +76,13 @@ def test_stopping_aborts_the_request(browser: Browser, served: Served, by: str) 
         tab.wait(DONE)
         assert tab.js("document.querySelector('.note').textContent") == "stopped"
         assert tab.js("document.getElementById('stop').hidden")
-        assert runs(served, tab, 0)
+        assert runs(packaged, tab, 0)
         said = tab.js("document.querySelector('.said').textContent")
         assert len(said) > 40, "what was said stays"
 
 
-def test_another_answer_and_an_edit_are_branches(browser: Browser, served: Served) -> None:
-    with opened(browser, served.url) as tab:
+def test_another_answer_and_an_edit_are_branches(browser: Browser, packaged: Served) -> None:
+    with opened(browser, packaged.url) as tab:
         send(tab, STORY)
         tab.wait(DONE)
         tab.js("acts('.assistant', 'Again').click()")
@@ -155,8 +104,8 @@ def test_another_answer_and_an_edit_are_branches(browser: Browser, served: Serve
         assert tab.js("branchOf(shown)[1].content") == answer
 
 
-def test_probabilities_by_mouse_and_keyboard(browser: Browser, served: Served) -> None:
-    with opened(browser, served.url) as tab:
+def test_probabilities_by_mouse_and_keyboard(browser: Browser, packaged: Served) -> None:
+    with opened(browser, packaged.url) as tab:
         tab.click("#logprobs")
         send(tab, STORY)
         tab.wait(DONE)
@@ -177,9 +126,9 @@ def test_probabilities_by_mouse_and_keyboard(browser: Browser, served: Served) -
         assert text.strip() == tab.js("branchOf(shown)[1].content").strip()
 
 
-def test_probabilities_on_demand(browser: Browser, served: Served) -> None:
+def test_probabilities_on_demand(browser: Browser, packaged: Served) -> None:
     """Of an answer that was made without them."""
-    with opened(browser, served.url) as tab:
+    with opened(browser, packaged.url) as tab:
         send(tab, STORY)
         tab.wait(DONE)
         assert tab.js("branchOf(shown)[1].tokens") is None
@@ -194,8 +143,8 @@ def test_probabilities_on_demand(browser: Browser, served: Served) -> None:
         assert tab.js("document.querySelector('.said').textContent") == drawn
 
 
-def test_a_refusal_is_shown_and_can_be_retried(browser: Browser, served: Served) -> None:
-    tab = browser.open(served.url)
+def test_a_refusal_is_shown_and_can_be_retried(browser: Browser, packaged: Served) -> None:
+    tab = browser.open(packaged.url)
     try:
         tab.js("document.getElementById('seed').value = '1e30'")
         send(tab, STORY)
@@ -220,8 +169,8 @@ def brightness(tab: Tab) -> int:
     return found
 
 
-def test_light_and_dark(browser: Browser, served: Served) -> None:
-    with opened(browser, served.url) as tab:
+def test_light_and_dark(browser: Browser, packaged: Served) -> None:
+    with opened(browser, packaged.url) as tab:
         assert brightness(tab) > 600
         tab.dark(True)
         assert brightness(tab) < 150, "as the system has it"
@@ -232,8 +181,8 @@ def test_light_and_dark(browser: Browser, served: Served) -> None:
         assert brightness(tab) > 600
 
 
-def test_a_phone_is_wide_enough(browser: Browser, served: Served) -> None:
-    with opened(browser, served.url, width=375, height=667) as tab:
+def test_a_phone_is_wide_enough(browser: Browser, packaged: Served) -> None:
+    with opened(browser, packaged.url, width=375, height=667) as tab:
         tab.js("showTurns('x'.repeat(300), {content: 'y'.repeat(300) + '\\n\\n```\\n' + "
                "'z'.repeat(300) + '\\n```\\n$$' + 'x+'.repeat(300) + 'y$$'})")
         widest = "Math.max(document.documentElement.scrollWidth, document.getElementById('log')" \
@@ -257,8 +206,8 @@ def test_a_phone_is_wide_enough(browser: Browser, served: Served) -> None:
             assert not tab.js("document.getElementById('chat').inert")
 
 
-def test_every_control_has_an_accessible_name(browser: Browser, served: Served) -> None:
-    with opened(browser, served.url) as tab:
+def test_every_control_has_an_accessible_name(browser: Browser, packaged: Served) -> None:
+    with opened(browser, packaged.url) as tab:
         tree = tab.call("Accessibility.getFullAXTree")["nodes"]
         wanted = {"button", "textbox", "spinbutton", "checkbox", "log", "combobox", "searchbox",
                   "link", "navigation"}
@@ -318,6 +267,8 @@ def test_model_output_is_never_markup(browser: Browser) -> None:
         tab.wait("document.querySelector('#state.wait')")
         send(tab, EVIL.replace("\n", " "))
         tab.wait(DONE)
+        assert tab.js("document.querySelectorAll('.said :is(pre, li, h3)').length") >= 4
+        assert tab.js("branchOf(shown)[1].content") == EVIL
         tab.js(f"""{{ const evil = {EVIL!r}, answer = {{content: evil, began: 0}};
             take(answer, {{choices: [{{delta: {{reasoning_content: evil, tool_calls: [
                 {{index: 0, id: evil, function: {{name: evil, arguments: evil}}}}]}}, logprobs: {{
@@ -326,13 +277,10 @@ def test_model_output_is_never_markup(browser: Browser) -> None:
             showTurns(evil, {{...answer, note: evil, shaded: true}});
             document.querySelector('.tok').focus(); showError(shown, new Error(evil)); }}""")
         assert "onerror" in tab.js("document.querySelector('.turn:last-of-type .said').textContent")
-        made = "document.querySelectorAll('.said :is(pre, li, h3)').length"
-        assert tab.js(made) >= 4
         inside = "#log :is(img, script, svg, b, u, i, a, iframe), #tip img, #hint *, " \
                  "#model :not(option), #conversations img, #about *"
         assert tab.js(f"document.querySelectorAll({inside!r}).length") == 0
         assert tab.js("window.pwned") is None
-        assert tab.js("branchOf(shown)[1].content") == EVIL
 
 
 def test_the_policy_holds(browser: Browser) -> None:

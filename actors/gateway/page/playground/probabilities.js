@@ -33,10 +33,10 @@ function drawTokens(said, tokens, text, whole) {
 async function readAgain(messages, model, text) {
   const answer = await fetch("v1/chat/completions", {
     method: "POST", headers: { "content-type": "application/json", ...headers() },
-    body: JSON.stringify({ model, messages: [...messages, { role: "assistant", content: text }], continue_final_message: true, prompt_logprobs: 5, max_tokens: 1 }),
+    body: JSON.stringify({ model, messages: [...messages, { role: "assistant", content: text }], continue_final_message: true, prompt_logprobs: 5, return_token_ids: true, max_tokens: 1 }),
   });
   if (!answer.ok) throw await errorOf(answer);
-  const tokens = (await answer.json()).prompt_logprobs.map(readToken);
+  const { prompt_logprobs: each, prompt_token_ids: ids } = await answer.json(), tokens = each.map((one, i) => readToken(one, ids[i]));
   let from = tokens.length, length = 0;
   while (from > 0 && length < text.length && tokens[from - 1]) length += tokens[--from].token.length;
   const found = tokens.slice(from);
@@ -44,10 +44,11 @@ async function readAgain(messages, model, text) {
   return found;
 }
 /* A token as chat completions have it, of {id: {logprob, rank, decoded_token}}. */
-function readToken(alternatives) {
+function readToken(alternatives, id) {
   if (!alternatives) return null;
-  const list = Object.values(alternatives).map(one => ({ token: one.decoded_token, logprob: one.logprob, rank: one.rank }));
-  return { ...list.find(one => one.rank > 5) || list[0], top_logprobs: list };
+  const name = one => ({ token: one.decoded_token, logprob: one.logprob });
+  const likeliest = Object.values(alternatives).sort((a, b) => a.rank - b.rank).slice(0, 5);
+  return { ...name(alternatives[id]), top_logprobs: likeliest.map(name) };
 }
 function showTip(event) {
   const span = event.target, tip = $("tip");
