@@ -1,6 +1,6 @@
-"""The playground at `/`, the engine's state at `/status` and the list of routes at `/docs`: each one
-document, joined when the gateway starts from the files in `playground/`, `status/` and `api_docs/`,
-and from those they share, in `shared/` and `vendor/`; nothing is loaded from elsewhere.
+"""The playground at `/`, the engine's state at `/status` and the list of routes at `/docs`: each is
+one document, joined when the gateway starts from the files in `playground/`, `status/` and
+`api_docs/` and those in `shared/` and `vendor/`; nothing is loaded from elsewhere.
 
 A model's output is untrusted, so a document may run only its own script and use only its own style
 (their hashes are in the policy), may connect to its own gateway alone, and may not turn strings

@@ -64,6 +64,9 @@ class Staged(Scripted):
                 "has_chat_template": True, "limits": {}, "generation_defaults": {EVIL[:20]: 1},
                 "media": self.media}
 
+    async def abort(self, rid: str) -> None:
+        """Nothing is under way elsewhere."""
+
     async def status(self, timeout: float | None = None) -> Status:
         """Not ready, but nothing is missing that a request needs."""
         if not self.answers:
@@ -118,7 +121,7 @@ def opened(browser: Browser, url: str, init: str = "", **how: Any) -> Iterator[T
     tab = browser.open(url, init=HELPERS + init, **how)
     try:
         yield tab
-        assert tab.complaints() == []
+        assert tab.complaints() == [], tab.complaints()
     finally:
         tab.close()
 

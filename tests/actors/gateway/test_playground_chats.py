@@ -213,7 +213,7 @@ def test_another_conversation_goes_on_beside_this_one(browser: Browser, mortal: 
         tab.click("#new")
         assert tab.js("document.querySelectorAll('.turn').length") == 0
         assert tab.js("document.getElementById('stop').hidden")
-        tab.wait("document.querySelector('#conversations .dot.live')")
+        tab.wait("document.querySelector('#conversations .dot.running')")
         chat(tab, "Hi")
         tab.js("[...document.querySelectorAll('#conversations .name')].find(one => "
                f"one.textContent === {STORY!r}).click()")

@@ -87,7 +87,7 @@ def test_links_tell_the_other_page_nothing(tab: Tab) -> None:
     r"\rule{9999em}{9999em}", "{" * 4000, "^" * 200, r"\begin{matrix}" * 300,
     r"\kern{-900em}x"])
 def test_formulas_cannot_do_harm(tab: Tab, tex: str) -> None:
-    """No link, no picture, no attribute of the model's choice, nothing outside its own box, soon."""
+    """No link, picture or attribute of the model's choice, nothing outside its own box; soon."""
     made = tab.js(f"""(() => {{
         const began = performance.now(), made = formula({json.dumps(tex)}, true);
         document.body.append(made);

@@ -140,7 +140,7 @@ def test_keys_and_named_origins_open(monkeypatch: pytest.MonkeyPatch, settings: 
 # --- what a browser might take for markup ---------------------------------------------------------
 
 def test_pages_may_run_nothing_but_their_own(served: Served, tried: Any) -> None:
-    for path in ("/", "/docs", "/redoc"):
+    for path in ("/", "/status", "/docs", "/redoc"):
         tried()
         found = ask(served, path)
         policy = dict(one.split(" ", 1) for one in found.headers["content-security-policy"]

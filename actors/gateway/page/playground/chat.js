@@ -94,8 +94,8 @@ function say(text) {
   if ((!text && !attached.length) || busyNow()) return false;
   const turn = addTurn(shown, shown.head, { role: "user", content: contentWith(text) });
   shown.title ||= text.replace(/\s+/g, " ").slice(0, 60) || "A picture";
-  answerTo(shown, turn);
   showConversation(shown);
+  answerTo(shown, turn);
   return true;
 }
 /* Edits a turn of the user's: what comes of it is a branch beside the old one. */
@@ -109,8 +109,9 @@ function edit(conversation, turn, node) {
     event.preventDefault();
     const text = box.value.trim(), pictures = Array.isArray(turn.content) ? turn.content.filter(part => part.type !== "text") : [];
     if (!text && !pictures.length) return;
-    answerTo(conversation, addTurn(conversation, turn.parent, { role: "user", content: pictures.length ? [...pictures, { type: "text", text }] : text }));
+    const edited = addTurn(conversation, turn.parent, { role: "user", content: pictures.length ? [...pictures, { type: "text", text }] : text });
     showConversation(conversation);
+    answerTo(conversation, edited);
     $("text").focus();
   });
   box.addEventListener("keydown", event => {
@@ -125,9 +126,9 @@ function edit(conversation, turn, node) {
 function giveResult(conversation, turn, call, text) {
   addTurn(conversation, conversation.head, { role: "tool", content: text, call: call.id, name: call.name });
   const given = branchOf(conversation).filter(one => one.role === "tool").map(one => one.call);
-  if (turn.calls.every(one => given.includes(one.id))) answerTo(conversation, conversation.turns[conversation.head]);
   keep(conversation);
   showConversation(conversation);
+  if (turn.calls.every(one => given.includes(one.id))) answerTo(conversation, conversation.turns[conversation.head]);
   ($("log").querySelector("form.result textarea") || $("text")).focus();
 }
 

@@ -20,7 +20,7 @@ function rowOf(conversation) {
   const title = conversation.title || "Untitled";
   const name = button("name", title, "", () => { openConversation(conversation.id); closeDrawers(); $("text").focus(); });
   if (conversation.id === shown.id) name.setAttribute("aria-current", "true");
-  if (running.has(conversation.id)) name.prepend(el("span", "dot live"));
+  if (running.has(conversation.id)) name.prepend(el("span", "dot running"));
   const row = el("li", "", name, button("quiet", "✎", `Rename ${title}`, () => rename(conversation, row)), button("quiet", "✕", `Delete ${title}`, () => removeConversation(conversation, row)));
   row.dataset.id = conversation.id;
   return row;
@@ -34,10 +34,12 @@ async function openConversation(id) {
 }
 function rename(conversation, row) {
   const field = el("input"), id = conversation.id;
+  let ended = false; // what is removed loses the focus, too
   field.value = conversation.title;
   field.setAttribute("aria-label", "New name");
   const end = async keepIt => {
-    if (!field.isConnected) return;
+    if (ended) return;
+    ended = true;
     const title = field.value.trim();
     field.remove();
     if (keepIt && title) {
