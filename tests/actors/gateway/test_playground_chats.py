@@ -9,9 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from helpers_browser import Browser, Tab
-from helpers_gateway import Served
-from helpers_served import Served as Engine
-from helpers_served import serving
+from helpers_served import Served, serving
 from helpers_stage import DONE, STORY, opened, send, staged
 
 pytestmark = pytest.mark.browser
@@ -26,7 +24,7 @@ TITLES = "[...document.querySelectorAll('#conversations .name')].map(one => one.
 
 
 @pytest.fixture(scope="module")
-def mortal() -> Iterator[Engine]:
+def mortal() -> Iterator[Served]:
     """An engine whose actors may be killed."""
     with serving(max_num_seqs=4) as found:
         yield found
@@ -143,7 +141,7 @@ def test_a_file_that_is_none_is_refused(browser: Browser, text: str, why: str) -
 
 
 @pytest.fixture(scope="module")
-def whole(browser: Browser, mortal: Engine) -> str:
+def whole(browser: Browser, mortal: Served) -> str:
     """The long answer, undisturbed."""
     with opened(browser, mortal.url, init=LONG) as tab:
         chat(tab, STORY)
@@ -164,7 +162,7 @@ def ended(tab: Tab, whole: str) -> None:
     assert "200 tokens" in tab.js("document.querySelector('.facts').textContent")
 
 
-def test_an_answer_goes_on_without_its_gateway(browser: Browser, mortal: Engine,
+def test_an_answer_goes_on_without_its_gateway(browser: Browser, mortal: Served,
                                                whole: str) -> None:
     tab = browser.open(mortal.url, init=LONG)
     try:
@@ -176,7 +174,7 @@ def test_an_answer_goes_on_without_its_gateway(browser: Browser, mortal: Engine,
         tab.close()
 
 
-def test_an_answer_goes_on_after_a_reload(browser: Browser, mortal: Engine, whole: str) -> None:
+def test_an_answer_goes_on_after_a_reload(browser: Browser, mortal: Served, whole: str) -> None:
     with opened(browser, mortal.url, init=LONG) as tab:
         begun(tab)
         reload(tab)
@@ -184,11 +182,11 @@ def test_an_answer_goes_on_after_a_reload(browser: Browser, mortal: Engine, whol
         ended(tab, whole)
 
 
-def test_an_answer_goes_on_over_a_broken_connection(browser: Browser, mortal: Engine,
+def test_an_answer_goes_on_over_a_broken_connection(browser: Browser, mortal: Served,
                                                     whole: str) -> None:
     """Three times within an answer, the first time before its first event."""
     breaks = """{ const ask = window.fetch; window.tries = []; window.fetch = async (to, how) => {
-        const answer = await ask(to, how), left = [1, 4000, 9000][window.tries.length];
+        const answer = await ask(to, how), left = [1, 2500, 2500][window.tries.length];
         if (!to.endsWith('completions')) return answer;
         window.tries.push(how.headers['last-event-id'] || '');
         if (!left) return answer;
@@ -206,7 +204,7 @@ def test_an_answer_goes_on_over_a_broken_connection(browser: Browser, mortal: En
         assert len(tries) == 4 and tries[:2] == ["", ""] and len(set(tries[1:])) == 3
 
 
-def test_another_conversation_goes_on_beside_this_one(browser: Browser, mortal: Engine,
+def test_another_conversation_goes_on_beside_this_one(browser: Browser, mortal: Served,
                                                       whole: str) -> None:
     with opened(browser, mortal.url, init=LONG) as tab:
         begun(tab)
@@ -255,12 +253,12 @@ def test_thoughts_are_folded_and_calls_are_answered(browser: Browser) -> None:
 
 
 def test_a_stop_before_the_first_token_ends_the_request(browser: Browser,
-                                                        packaged: Served) -> None:
+                                                        mortal: Served) -> None:
     slow = """{ const ask = window.fetch; window.fetch = async (to, how) => {
         const answer = await ask(to, how);
         if (to.endsWith('completions')) await new Promise(done => { window.go = done; });
         return answer; } }"""
-    with opened(browser, packaged.url, init=LONG.replace("200", "3000") + slow) as tab:
+    with opened(browser, mortal.url, init=LONG.replace("200", "3000") + slow) as tab:
         send(tab, STORY)
         tab.wait("window.go")
         tab.press("Escape")
@@ -269,7 +267,7 @@ def test_a_stop_before_the_first_token_ends_the_request(browser: Browser,
         assert tab.js("document.querySelector('.note').textContent") == "stopped"
         for _ in range(100):
             if not sum(one.gauges.get("running", 0)
-                       for one in packaged.engine.client.status().actors):
+                       for one in mortal.engine.client.status().actors):
                 return
             tab.js("new Promise(done => setTimeout(done, 20))")
         raise AssertionError("it still runs")

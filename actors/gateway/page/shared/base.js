@@ -9,7 +9,8 @@ const el = (tag, className, ...children) => {
 const button = (className, text, label, act) => {
   const made = el("button", className, text);
   made.type = "button";
-  if (label) { made.title = label; made.setAttribute("aria-label", label); }
+  if (label) made.title = label;
+  if (label && !/\w/.test(text)) made.setAttribute("aria-label", label);
   made.onclick = () => act(made);
   return made;
 };

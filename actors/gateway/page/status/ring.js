@@ -1,7 +1,8 @@
 /* ---- the actors as a picture: a request goes from left to right and back ---- */
-const WIDE = 132, TALL = 54, STEP_X = 176, STEP_Y = 66, STEP_DOWN = 80, EDGE = 14;
-const COLUMNS = [["gateway", "router"], ["tokenizer", "media"], ["scheduler"], ["worker"], ["detokenizer"]];
-const WAYS = [["gateway", "tokenizer"], ["gateway", "media"], ["media", "scheduler"], ["tokenizer", "scheduler"], ["scheduler", "worker"], ["worker", "detokenizer"]];
+const WIDE = 148, TALL = 54, STEP_X = 190, STEP_Y = 66, STEP_DOWN = 80, EDGE = 14;
+const COLUMNS = [["gateway"], ["tokenizer", "media"], ["scheduler"], ["worker", "replica"], ["detokenizer"]];
+const WAYS = [["gateway", "tokenizer"], ["gateway", "media"], ["media", "scheduler"], ["tokenizer", "scheduler"], ["scheduler", "worker"], ["worker", "detokenizer"],
+  ["scheduler", "replica"], ["replica", "detokenizer"]];
 const QUEUES = { gateway: "open", tokenizer: "waiting", media: "waiting", scheduler: "waiting", detokenizer: "open" };
 const GOOD = ["ready", "idle", "stepping"];
 const kindOf = role => role.replace(/(\.|-|@).*$/, "");
