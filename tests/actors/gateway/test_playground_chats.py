@@ -94,6 +94,26 @@ def test_a_deleted_conversation_can_be_had_back(browser: Browser) -> None:
         tab.wait(f"{TITLES}.join() === 'One'")
 
 
+def test_what_is_deleted_or_refused_does_not_come_back(browser: Browser, mortal: Served) -> None:
+    """Not by what its own answer writes when it ends."""
+    tab = browser.open(mortal.url, init=LONG)
+    try:
+        begun(tab)
+        tab.wait(f"{TITLES}.length === 1")
+        tab.js("document.querySelector('#conversations li button[aria-label^=Delete]').click()")
+        tab.wait("running.size === 0")
+        tab.js("document.getElementById('seed').value = '1e30'")
+        send(tab, "Refuse this")
+        tab.wait("document.querySelector('.error')")
+        reload(tab)
+        tab.wait(f"{TITLES}.join() === 'Refuse this'")
+        assert tab.js("store.all().then(all => all.map(one => Object.keys(one.turns).length))") \
+            == [1]
+        assert tab.js("branchOf(shown).map(one => one.role)") == ["user"]
+    finally:
+        tab.close()
+
+
 def test_conversations_are_carried_to_another_browser(browser: Browser) -> None:
     with staged(["Hello"]) as (_, url), opened(browser, url) as tab:
         chat(tab, "One", "Two")
@@ -184,17 +204,20 @@ def test_an_answer_goes_on_after_a_reload(browser: Browser, mortal: Served, whol
 
 def test_an_answer_goes_on_over_a_broken_connection(browser: Browser, mortal: Served,
                                                     whole: str) -> None:
-    """Three times within an answer, the first time before its first event."""
+    """Three times within an answer: before its first event, then within the second one after it
+    was asked for again."""
     breaks = """{ const ask = window.fetch; window.tries = []; window.fetch = async (to, how) => {
-        const answer = await ask(to, how), left = [1, 2500, 2500][window.tries.length];
+        const answer = await ask(to, how), number = window.tries.length;
         if (!to.endsWith('completions')) return answer;
         window.tries.push(how.headers['last-event-id'] || '');
-        if (!left) return answer;
-        let rest = left;
-        return new Response(answer.body.pipeThrough(new TransformStream({transform(chunk, to) {
-            to.enqueue(chunk.slice(0, Math.max(0, rest)));
-            rest -= chunk.length;
-            if (rest < 0) to.error(new TypeError('network error'));
+        if (number > 2) return answer;
+        return new Response(answer.body.pipeThrough(new TransformStream({
+                async transform(chunk, to) {
+            const end = new TextDecoder().decode(chunk).indexOf('\\n\\n');
+            if (number > 0) to.enqueue(end < 0 ? chunk : chunk.slice(0, end + 7));
+            if (number > 0 && end < 0) return;
+            await new Promise(done => setTimeout(done, 30)); // what came before is read
+            to.error(new TypeError('network error'));
         }})), answer);
     } }"""
     with opened(browser, mortal.url, init=LONG + breaks) as tab:

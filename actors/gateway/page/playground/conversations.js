@@ -1,6 +1,6 @@
 /* ---- the list of conversations ---- */
 const BEFORE = setting("conversation"); // as this tab showed it before it was loaded anew
-let listing = false, deleted = null;
+let listing = false;
 function listSoon() {
   if (listing) return;
   listing = true;
@@ -63,10 +63,9 @@ function rename(conversation, row) {
 async function removeConversation(conversation, row) {
   const after = row.nextElementSibling || row.previousElementSibling;
   stop(conversation);
-  deleted = conversation;
   await store.remove(conversation.id);
   if (conversation.id === shown.id) showConversation(newConversation());
-  const undo = button("quiet", "Undo", "", async () => { if (deleted) await store.put(deleted); deleted = null; hint(""); await list(); $("text").focus(); });
+  const undo = button("quiet", "Undo", "", async () => { store.removed.delete(conversation.id); await store.put(conversation); hint(""); await list(); $("text").focus(); });
   hint(`Deleted “${conversation.title}”. `, undo);
   (after ? after.querySelector("button") : $("new")).focus();
   await list();

@@ -44,11 +44,12 @@ $("model").addEventListener("change", () => setting("model", $("model").value));
 $("key").addEventListener("change", () => { meet(); askAgain(); });
 /* Shows whether the engine is there; the page of its state says more. */
 function showState(kind, word, why) {
+  const before = $("state").title;
   $("state").className = `state ${kind}`;
   $("state").title = why;
   $("state").lastElementChild.textContent = word;
-  if (kind !== "ok") hint(why);
-  else if ($("hint").classList.contains("of-state")) hint("");
+  if (kind !== "ok" && why !== before) hint(why);
+  else if (kind === "ok" && $("hint").classList.contains("of-state")) hint("");
   $("hint").classList.toggle("of-state", kind !== "ok");
 }
 function onSample(one) {

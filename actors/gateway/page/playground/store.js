@@ -6,6 +6,7 @@ const newId = () => [...crypto.getRandomValues(new Uint8Array(12))].map(byte => 
 const newConversation = () => ({ id: newId(), title: "", changed: Date.now(), head: null, turns: {} });
 const store = {
   unkept: new Map(),
+  removed: new Set(), // ids of conversations and turns that are not to come back
   opened: null,
   open() {
     this.opened ??= new Promise(done => {
@@ -34,16 +35,18 @@ const store = {
   },
   /* Writes a conversation; turns that another tab has added to it stay. */
   async put(conversation) {
+    if (this.removed.has(conversation.id)) return;
     this.unkept.set(conversation.id, conversation);
     await this.run("readwrite", objects => {
       const old = objects.get(conversation.id);
       old.onsuccess = () => {
-        for (const [id, turn] of Object.entries(old.result ? old.result.turns : {})) conversation.turns[id] ??= turn;
+        for (const [id, turn] of Object.entries(old.result ? old.result.turns : {})) if (!this.removed.has(id)) conversation.turns[id] ??= turn;
         objects.put(conversation);
       };
     });
   },
   async remove(id) {
+    this.removed.add(id);
     this.unkept.delete(id);
     await this.run("readwrite", objects => objects.delete(id));
   },

@@ -103,7 +103,7 @@ async function run(conversation, turn) {
   if ($("logprobs").checked && turn.tokens) turn.shaded = true;
   running.delete(conversation.id);
   const empty = !turn.content && !turn.reasoning && !turn.calls;
-  if (trouble && empty) { conversation.head = turn.parent; delete conversation.turns[turn.id]; } else if (trouble) turn.note = "broken off";
+  if (trouble && empty) { conversation.head = turn.parent; delete conversation.turns[turn.id]; store.removed.add(turn.id); } else if (trouble) turn.note = "broken off";
   keep(conversation);
   if (shown === conversation) {
     if (state.view && !(trouble && empty)) state.view.live(false); else showConversation(conversation);

@@ -35,7 +35,10 @@ function wayBack(x1, y1, x2, y2, side, down) {
     : `M${x1 + WIDE / 2} ${y1 + TALL}V${side - 10}Q${x1 + WIDE / 2} ${side} ${x1 + WIDE / 2 - 10} ${side}H${x2 + WIDE / 2 + 10}Q${x2 + WIDE / 2} ${side} ${x2 + WIDE / 2} ${side - 10}V${y2 + TALL}`;
 }
 function drawRing(actors, running) {
-  const down = narrow.matches, at = places(actors, down), named = kind => at.filter(([one]) => kindOf(one.role) === kind);
+  const down = narrow.matches, source = JSON.stringify([down, running, actors.map(one => [one.role, one.phase, one.queue])]);
+  if ($("ring").source === source) return; // the lines go on moving
+  $("ring").source = source;
+  const at = places(actors, down), named = kind => at.filter(([one]) => kindOf(one.role) === kind);
   const right = Math.max(0, ...at.map(([, x]) => x)) + WIDE + EDGE, low = Math.max(0, ...at.map(([, , y]) => y)) + TALL + EDGE;
   const width = right + (down ? 26 : 0), height = low + (down ? 0 : 26), side = (down ? width : height) - 12;
   const join = (from, to, draw) => named(from).flatMap(([, x1, y1]) => named(to).map(([, x2, y2]) => vector("path", { class: "way", d: draw(x1, y1, x2, y2) })));
@@ -50,8 +53,5 @@ function drawRing(actors, running) {
   const picture = vector("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", class: running ? "flows" : "",
     "aria-label": actors.map(one => `${one.role} is ${one.phase}`).join(", ") || "No actor is known" }, ...back, ...lines, ...boxes);
   picture.style.maxWidth = `${width * 1.15}px`;
-  const source = picture.outerHTML; // read, never written
-  if ($("ring").source === source) return;
-  $("ring").source = source;
   $("ring").replaceChildren(picture);
 }
