@@ -140,7 +140,8 @@ def explained(name: ModelName) -> Iterator[None]:
     except HTTPError as error:
         raise BadModel(f"model: {str(name)!r} is neither here nor in the HF cache, and "
                        f"{endpoint()} cannot be reached: {str(error) or type(error).__name__}"
-                       f"{names_like(name)}", "model") from None
+                       f"{names_like(name)}; `actorium models` lists the models on this machine",
+                       "model") from None
     except HFValidationError as error:
         raise BadModel(f"model: {str(name)!r}: {str(error).splitlines()[0]}", "model") from None
     except OSError as error:
