@@ -387,8 +387,8 @@ def _check(shape: ModelShape, demand: Demand, budget: int, name: str, fixed: int
         parts = [f"{fixed - checkpoints:,} for the states of {demand.max_num_seqs} sequences",
                  *([f"{checkpoints:,} for checkpoints"] if checkpoints else []), *parts]
     raise BadConfig(f"{name}: {max(budget, 0):,} bytes are {fixed + pages - budget:,} too few: "
-                    f"{', '.join(parts)}; less is needed with a smaller --max-num-seqs, with "
-                    "--kv-cache-dtype fp8_e4m3 or --quantization int4 (`actorium plan`)", name)
+                    f"{', '.join(parts)}; a smaller --max-num-seqs needs less, "
+                    "--quantization int4 leaves more (`actorium plan`)", name)
 
 
 # --- what a change would do ----------------------------------------------------------------------

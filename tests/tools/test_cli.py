@@ -12,6 +12,7 @@ from helpers_text import FakeEngine, write_model
 
 import actorium
 from actorium.actors.config.tree import Config, RecoveryConfig, SchedulerConfig
+from actorium.tools import cli
 from actorium.tools.cli import COMMANDS, main
 from actorium.tools.cli.engines import for_batches
 from actorium.tools.cli.ps_command import memory, table
@@ -223,3 +224,17 @@ def test_batches_have_no_bound_on_gaps_between_tokens_and_no_fork_server_unless_
     asked = Config(scheduler=SchedulerConfig(target_itl=80.0),
                    recovery=RecoveryConfig(fork_server="on"))
     assert for_batches(asked) == asked
+
+
+@pytest.mark.parametrize(("module", "extra"), [
+    ("matplotlib", "bench"), ("av", "video"), ("ray", "cluster"), ("torch", "engine")])
+def test_a_module_that_is_missing_names_its_extra(
+        module: str, extra: str, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    def lacking(_command: str, _argv: list[str]) -> int:
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+    monkeypatch.setattr(cli, "_command", lambda name: lacking)
+    assert main(["bench"]) == 2
+    assert error_of(capsys) == (f"this command needs {module}; from a checkout: "
+                                f"pip install -e '.[{extra}]'")

@@ -120,6 +120,13 @@ def test_a_machine_that_lacks_nothing_has_nothing_to_do() -> None:
     assert line(check_all(changed(instructions=other)), "processor").state == OK
 
 
+def test_a_base_install_lacks_packages_alone() -> None:
+    """The client's, without torch."""
+    lacking = {"engine": [Package("pyzmq", ">=26.2", "27.3"), Package("torch", ">=2.11", None)]}
+    checks = check_all(changed(torch="", extras=lacking))
+    assert [check.name for check in checks if check.state == BAD] == ["packages"]
+
+
 def test_every_bad_line_says_what_to_do() -> None:
     for fields, name, state, *_ in FAULTS:
         if state == BAD:
@@ -129,7 +136,7 @@ def test_every_bad_line_says_what_to_do() -> None:
 @pytest.mark.parametrize(("machine", "code", "last"), [
     (GOOD, 0, "next: actorium serve"),
     (changed(port_fault="Address already in use"), 0, "next: actorium serve"),
-    (changed(torch_fault="it is not installed", open_files=9), 1,
+    (changed(torch="", torch_fault="libc10.so is missing", open_files=9), 1,
      "no engine can serve here: torch, files"),
 ])
 def test_the_exit_code_is_1_where_no_engine_can_serve(
@@ -186,8 +193,7 @@ def test_a_model_that_cannot_be_served(model: str, text: str, do: str, tmp_path:
 def test_a_run_directory_without_room_for_sockets(tmp_path: Path) -> None:
     assert doctor_command.run_dir_fault(Path(RUN_DIR, "one")) == ""
     assert "exceed 107 bytes" in doctor_command.run_dir_fault(tmp_path / ("long" * 30))
-    (tmp_path / "file").touch()
-    assert "cannot be written" in doctor_command.run_dir_fault(tmp_path / "file" / "one")
+    assert "cannot be written" in doctor_command.run_dir_fault(Path("/proc/cpuinfo/one"))
 
 
 def test_a_port_of_another_machine_is_a_fault() -> None:

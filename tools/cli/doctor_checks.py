@@ -68,9 +68,9 @@ class Machine(Struct, frozen=True, kw_only=True):
     extras: dict[str, list[Package]]
     """Extra -> its packages; empty where the distribution is not installed."""
     torch: str
-    """Version; empty where it cannot be imported."""
+    """Version; empty where it is not installed or cannot be imported."""
     torch_fault: str
-    """Why it cannot; empty if it can."""
+    """Why it cannot be imported, though it is there; else empty."""
     torch_cuda: str | None
     """CUDA's version that torch was built for; None: a build for CPUs."""
     gpus: list[Gpu]
@@ -182,6 +182,8 @@ def _packages(m: Machine) -> list[Check]:
 
 
 def _torch(m: Machine) -> list[Check]:
+    if not m.torch and not m.torch_fault:
+        return []  # it is among the packages that are missing
     if m.torch_fault:
         return [Check("torch", BAD, f"cannot be imported: {m.torch_fault}",
                       "pip install --force-reinstall torch")]

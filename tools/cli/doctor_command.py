@@ -161,7 +161,7 @@ class _Torch(NamedTuple):
 
 def _torch() -> _Torch:
     if find_spec("torch") is None:
-        return _Torch(torch_fault="it is not installed")
+        return _Torch()
     try:
         import torch
 
