@@ -9,7 +9,7 @@ PART ?= contact
 BIN = $(VENV)/bin
 STARTED := $(shell date +%s.%N)
 
-.PHONY: demo test test-processor test-oldest test-newest lock battery chaos kills recording adversary conformance lint \
+.PHONY: demo test test-processor test-oldest test-newest lock battery chaos kills recording picture adversary conformance lint \
 	bench startup prefix ptxas cluster long-run forms parity gpu-check gpu-wheels setup clean verify-all
 .DEFAULT_GOAL := help
 
@@ -26,6 +26,7 @@ help:
 	@echo "make chaos      actors killed, stopped, starved and poisoned while streams go on: half an hour; SEED=N, CHAOS_MINUTES=60"
 	@echo "make kills      200 plain openai clients, 60 kills of any actor: every answer whole, the same; SEED=N"
 	@echo "make recording  four streams and eight kills as an animated SVG: docs/kills.svg"
+	@echo "make picture    the README's bars beside vLLM and llama.cpp, of the last measurement: docs/peers.svg"
 	@echo "make cluster    replicas on two Ray nodes of this machine; one is killed under streams: some minutes"
 	@echo "make verify-all  each kind of model is asked for contradictions in bf16, --exact on; VERIFY_FLAGS"
 	@echo "make adversary  what an outsider tries: keys, network, requests, models, frames, faults, secrets"
@@ -104,6 +105,10 @@ kills:
 
 recording: $(VENV)/.ready-test
 	$(BIN)/python -m actorium.tools.kill_recording
+
+# RESULTS=FILE: what `benchmarks/run.py peers --json FILE` has written.
+picture: $(VENV)/.ready-engine
+	$(BIN)/python -m actorium.tools.peers_picture $(RESULTS)
 
 # Two raylets on this machine stand for two; Ray is in an environment of its own, above $(VENV).
 cluster: build/ray/.ready

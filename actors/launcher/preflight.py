@@ -42,8 +42,9 @@ def check_machine(config: Config) -> None:
                         "device.tensor_parallel_size")
     runs_locally = config.cluster.replicas > 0  # else a head whose replicas are all at nodes
     if runs_locally and config.device.device == "cuda" and not (
-            config.device.null_worker or _has_driver()):
-        raise BadConfig("device: cuda was asked for, but this machine has no CUDA device",
+            config.device.null_worker or has_driver()):
+        raise BadConfig("device: cuda was asked for, but this machine has no CUDA device "
+                        "(`actorium doctor` says what it has)",
                         "device.device")
     source = config.model.generation_config
     if source not in ("auto", "vllm"):
@@ -107,7 +108,8 @@ def check_replicas(config: Config) -> None:
             raise BadConfig(f"max_{error}", "cluster.max_replicas") from None
 
 
-def _has_driver() -> bool:
+def has_driver() -> bool:
+    """Whether there is any trace of a GPU's driver."""
     if any(Path(node).exists() for node in NODES):
         return True
     try:
