@@ -140,10 +140,11 @@ def read_tensors(
             except BadModel as e:
                 raise BadModel(f"{file}: {e}") from None
         progress(file.name, done, len(files))
+    found = intake.finish(path)
     unread = [] if ignored is None else [own for own in intake.unread if not ignored.search(own)]
     if unread:
         LOG.warning("%s: %s", path, unread_warning(unread))
-    return intake.finish(path)
+    return found
 
 
 class TensorIntake:
