@@ -20,9 +20,10 @@ IGNORED = {
     "layers that draft": r"(^|\.)mtp(_\w+)?\.",
     "scales of a KV cache in FP8": r"\.([qkv]|kv|qk)_scale$|\.([kv]_proj)\.output_scale$",
     "what reads images, video and sound":
-        r"(^|\.)(visual|vision\w*|audio\w*|embed_vision|embed_audio|image_newline|sound\w*"
-        r"|multi_modal_projector|mm_projector|connector|merger|aligner|speech\w*)(\.|$)",
-    "what speaks": r"^(talker|token2wav|code2wav)\.",
+        r"^(model\.)?(visual\w*|vision\w*|audio\w*|sound\w*|speech\w*|embed_vision|embed_audio"
+        r"|image_newline|multi_modal_projector|mm_projector|connector|merger|aligner)(\.|$)",
+    "what speaks and draws":
+        r"^(model\.)?(talker|token2wav|code2wav|vqmodel|generation_\w+|gen_\w+)\.",
 }
 """What they are -> a regular expression of names as `plain_name` has them, of tensors that are not
 read: a tower that is served is."""

@@ -38,11 +38,12 @@ DROPPED = {
         "model.visual.blocks.0.attn.qkv.bias", "vision_tower.patch.weight",
         "multi_modal_projector.linear_1.bias", "model.audio_tower.conv1.weight",
         "model.embed_vision.norm.weight", "model.image_newline"],
-    "what speaks": ["talker.model.norm.weight"],
+    "what speaks and draws": ["talker.model.norm.weight", "model.vqmodel.quant_conv.weight",
+                              "model.generation_head.proj_out.bias"],
 }
 KEPT = [f"{LAYER}.self_attn.q_proj.bias", f"{LAYER}.mlp.down_proj.bias", "lm_head.bias",
         f"{LAYER}.self_attn.q_norm.weight", "score.weight", "model.layers.3.mlp.up_proj.weight",
-        f"{LAYER}.mlp.experts.0.up_proj.weight", "model.visualise.weight"]
+        f"{LAYER}.mlp.experts.0.up_proj.weight", f"{LAYER}.visual_gate.weight"]
 
 
 def added(path: Path, *names: str) -> None:
