@@ -60,8 +60,8 @@ PREPARE_SECONDS = 60.0
 """For the imports of the new actors, while those of before run."""
 END_SECONDS = 60.0
 """For killed processes to end: the memory of a GPU is given back slowly."""
-PREPARING, ENDING, LOADING, STARTING, RUNNING = (
-    "preparing", "ending", "loading", "starting", "running")
+PREPARING, ENDING, LOADING, STARTING, RUNNING, GOING_BACK, CONTINUING = (
+    "preparing", "ending", "loading", "starting", "running", "going-back", "continuing")
 """Steps of an upgrade; see `upgrade_fault` in the configuration."""
 
 
@@ -125,6 +125,7 @@ class HandedLauncher(Launcher):
         self._prepare()
         if self._stops.count:  # those of before drain
             self._step, self._up = RUNNING, True
+            self._connect_watchdog()
             self._outcome("failed", "the engine is stopping")
             return
         self._end_actors()
@@ -153,7 +154,7 @@ class HandedLauncher(Launcher):
         self._enter(STARTING)
         for role in self.roles:
             if role not in early:
-                self._actors.spawn_next(role)
+                self._spawn_next(role)
         self._fault(STARTING)
         self._run(f"actorium {__version__} runs", "done")
 
@@ -210,6 +211,7 @@ class HandedLauncher(Launcher):
         state = self._handed
         self._say(f"upgrade: {why}; actorium {state.release} goes on")
         self._step = ENDING
+        self._fault(GOING_BACK)
         self._end_all_but_the_relay()
         for role in self.roles:
             acquit_all(self._actors.run_dir, role)
@@ -232,9 +234,16 @@ class HandedLauncher(Launcher):
         self._end_actors()
         self._up = True
         for role in self.roles:
-            self._actors.spawn_next(role)
+            self._spawn_next(role)
         self._connect_watchdog()
+        self._fault(CONTINUING)
         self._run(f"failed, actorium {__version__} goes on", "failed", back.why)
+
+    def _spawn_next(self, role: str) -> None:
+        """Starts an actor that goes on with what the one before has left."""
+        actor = self._actors.spawn_next(role)
+        if actor is not None and actor.epoch > 1:
+            self._recovering[role] = actor.epoch
 
     # --- meanwhile ---
 
@@ -250,13 +259,16 @@ class HandedLauncher(Launcher):
             self._say(f"upgrade: {error}")
 
     def _fault(self, step: str) -> None:
-        """Kills what a test wants to be killed at this step."""
-        at, _, role = self.config.recovery.upgrade_fault.partition("=")
-        if at == step and not role:
-            os.kill(os.getpid(), signal.SIGKILL)
-        for actor in self._actors.running.values():
-            if at == step and actor.role == role:
-                kill_group(actor.pid)
+        """Does what a test wants to be done at this step (`upgrade_fault`)."""
+        for fault in self.config.recovery.upgrade_fault.split(","):
+            at, _, what = fault.partition("=")
+            if at != step:
+                continue
+            if what in ("", "stop"):
+                os.kill(os.getpid(), signal.SIGTERM if what else signal.SIGKILL)
+            for actor in self._actors.running.values():
+                if actor.role == what:
+                    kill_group(actor.pid)
 
     def _on_message(self, message: Any) -> None:
         """Those that the actors of before send as they end count for nothing."""

@@ -211,6 +211,11 @@ class UpgradeCheck:
         self.fd = os.pidfd_open(self._process.pid)
         poll.register(self.fd, select.POLLIN)
 
+    def end(self) -> None:
+        """The engine ends: nobody asks for the answer any more."""
+        self._process.kill()
+        self.refusal()
+
     def refusal(self) -> str:
         """Why the other version does not go on with it; empty = it does. To be called once, when
         `fd` is readable."""

@@ -47,6 +47,7 @@ from actorium.actors.messages import (
     Exited,
     Fatal,
     Kill,
+    Recovered,
     Restarted,
     Spawn,
     ToLauncher,
@@ -70,6 +71,7 @@ from actorium.actors.runtime.roles import (
     TLS_PASSWORD,
     WATCHDOG,
     drains_at_once,
+    finishes_work,
     is_gateway,
     mates,
     refuses_work,
@@ -124,9 +126,11 @@ class Launcher:
         """Descriptor at which an `Engine` reads how its launcher fares."""
         self._up = False
         """The engine has been ready."""
+        self._recovering: dict[str, int] = {}
+        """Role -> epoch of the actor that follows one that has ended, until it is ready."""
         self._losses = DrainLosses()
         self._rank = -1
-        """Of the group that is being stopped."""
+        """Of the group that is being stopped; -1 = none yet."""
         self._drain_timed_out = False
         """Actors are now killed by us."""
         self._context: Any = None
@@ -281,6 +285,8 @@ class Launcher:
                 self._fatals[message.role] = message
             case Up():
                 self._on_up()
+            case Recovered() if self._recovering.get(message.role, 0) <= message.epoch:
+                self._recovering.pop(message.role, None)
             case Beat() if self._watchdog is not None:
                 self._watchdog.on_beat(message)
             case Restarted() if self._watchdog is not None:
@@ -318,6 +324,7 @@ class Launcher:
         spawned = [actor for role in mates(order.role, self.roles)
                    if (actor := self._actors.spawn(role, order.epoch)) is not None]
         for actor in spawned:
+            self._recovering[actor.role] = actor.epoch
             self._say(f"{actor.role} is started again (pid {actor.pid}, epoch {actor.epoch})")
             self._losses.on_restarted(actor.role, time.monotonic())
         if order.role == WATCHDOG and spawned:
@@ -339,8 +346,9 @@ class Launcher:
         only those are that the drain still needs."""
         if not (self.config.recovery.restart and self._up and self.failure is None):
             return False
-        needed = self._stops.count == 1 and stop_rank(role) > self._rank and not refuses_work(role)
-        return self._stops.count == 0 or needed
+        if self._stops.count == 1 and self._rank >= 0:
+            return stop_rank(role) > self._rank and not refuses_work(role)
+        return self._stops.count <= 1
 
     def _has_successor(self, role: str) -> bool:
         """Whether another one follows an actor that has just ended."""
@@ -362,7 +370,8 @@ class Launcher:
                else describe_exit(exited.status))
         death = f"{actor.role} (pid {actor.pid}) {how}"
         if self._restarts(actor.role) and exited.status != EXIT_BAD_CONFIG:
-            if self._stops.count:
+            self._recovering[actor.role] = actor.epoch + 1
+            if self._rank >= 0:
                 self._losses.on_restartable_death(actor.role, f"{death} while the engine drained")
             why = self._fatal_of(actor).message
             self._say(f"{death}{why and ': ' + why}")
@@ -440,6 +449,8 @@ class Launcher:
             return "another upgrade is under way"
         if not (self._up and self._working):
             return "the engine is not ready" if self._working else "the engine is stopping"
+        if any(map(finishes_work, self._recovering)):
+            return f"being started again: {', '.join(self._recovering)}"
         if self._replicas is not None or self.config.cluster.replica_of:
             return "a cluster is not upgraded as a whole: start another one beside it"
         if not (self.config.recovery.restart and self.config.recovery.ledger):
@@ -492,8 +503,13 @@ class Launcher:
     # --- stop ---
 
     def _stop_actors(self) -> None:
-        """Refuse new work, then SIGTERM along the ring, each group once the one before ended."""
-        until = time.monotonic() + self.config.runtime.drain_timeout
+        """Refuse new work, then SIGTERM along the ring, each group once the one before ended. An
+        actor that was started again and is not ready does not know yet what it has to finish, and
+        a signal would end it: so the drain begins when none is left."""
+        timeout = self.config.runtime.drain_timeout
+        until = time.monotonic() + timeout
+        self._wait_until(lambda: self.failure is not None or self._stops.count > 1
+                         or not any(map(finishes_work, self._recovering)), timeout)
         for actor in self._actors.running.values():
             if self.failure is None and drains_at_once(actor.role):
                 send_signal(actor.pid, DRAIN_SIGNAL)
@@ -535,6 +551,8 @@ class Launcher:
 
     def _clean_up(self) -> None:
         self._actors.close()
+        if self._check is not None:
+            self._check.end()
         for box in (self._inbox, self._watchdog, self._replicas, self._connections):
             if box is not None:
                 box.close()
