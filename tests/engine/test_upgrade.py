@@ -170,7 +170,7 @@ def test_refused(engine: Engine, tmp_path: Path) -> None:
     "loading=watchdog", "loading=gateway-0", "loading=detokenizer"])
 @pytest.mark.slow
 def test_an_actor_is_killed_meanwhile(engine: Engine, fault: str) -> None:
-    """One of before has to go anyway; where one of after dies, that is as if it did not start."""
+    """An old actor has to end anyway; the death of a new one is as if it did not start."""
     done = under_streams(engine, "--max-num-seqs", "16", "--upgrade-fault", fault)
     failed = fault.startswith("loading")
     assert done.returncode == int(failed), done.stderr

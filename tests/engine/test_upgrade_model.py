@@ -123,7 +123,7 @@ def under_way(served: Served) -> float:
 def upgrade_under(served: Served, streams: int, start: Callable[[], list[Future[Any]]],
                   *flags: str, python: str = sys.executable) -> list[Any]:
     """Upgrades when so many of the requests run that `start` makes; returns their results. As many
-    must not be finished when the actors of before are ended."""
+    must not be finished when the old actors are killed."""
     run_dir = engine_dir(served.engine.name)
     (run_dir / SLOW).touch()
     running, ended = start(), list[float]()
