@@ -866,6 +866,13 @@ class Up(Message):
     `Children`; only then does the watchdog report the engine as ready."""
 
 
+class Recovered(Message):
+    """watchdog -> launcher: an actor that follows one that has ended is ready."""
+
+    role: Short
+    epoch: Epoch
+
+
 class Upgrade(Message):
     """`actorium upgrade` -> launcher: give your process to the launcher of this interpreter's
     version, with this configuration. How that goes is in a file (`launcher/handover.py`)."""
@@ -876,7 +883,7 @@ class Upgrade(Message):
     """JSON, as in the run directory."""
 
 
-ToLauncher = Kill | Spawn | Up | Restarted | Fatal | Beat | Upgrade
+ToLauncher = Kill | Spawn | Up | Recovered | Restarted | Fatal | Beat | Upgrade
 """The watchdog's own heartbeats go to the launcher, which supervises it."""
 
 

@@ -273,8 +273,8 @@ class RecoveryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     restart_window: float = 60.0
     """Seconds."""
     upgrade_fault: str = ""
-    """Testing: at this step of an upgrade to this configuration kill the launcher, or, as
-    STEP=ROLE, an actor."""
+    """Testing: at this step of an upgrade kill the launcher, or, as STEP=ROLE, an actor, or, as
+    STEP=stop, stop the engine; several are separated by commas."""
     request_budget: float = 10.0
     """Seconds that an actor (not the worker) may be busy with one request while others wait for it;
     past that it counts as hung, and the request is quarantined. Nine times as long for work on the

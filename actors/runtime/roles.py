@@ -119,6 +119,11 @@ def ends_streams(role: str) -> bool:
     return role.split("-")[0] in STREAMING
 
 
+def finishes_work(role: str) -> bool:
+    """Whether the role has requests to finish when the engine stops."""
+    return drains_at_once(role) or ends_streams(role)
+
+
 def stop_rank(role: str) -> int:
     """Index of the group of `STOP_ORDER` in which the role stops; unknown roles stop first."""
     prefix = role.split("-")[0]
