@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers_code_facts import ROOT
 from helpers_documents import MARKS, PAGES, SHELLS, blocks, commands, commands_of, indented
 
 from actorium.actors.errors import BadConfig
@@ -65,7 +66,8 @@ def test_command_lines_are_taken(page: Path, reads_alone: None) -> None:
 def test_a_command_line_that_is_not_taken_is_seen(reads_alone: None, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# Title\n\n    actorium ps\n    actorium serve M --port 1 \\\n"
-                    "        --nonsense\n\n```sh run\nactorium stop mine; actorium plan --tp=2 > out\n```\n")
+                    "        --nonsense\n\n"
+                    "```sh run\nactorium stop mine; actorium plan --tp=2 > out\n```\n")
     found = list(commands_of(page))
     assert found == [["stop", "mine"], ["plan", "--tp=2"], ["ps"],
                      ["serve", "M", "--port", "1", "--nonsense"]]
@@ -82,6 +84,13 @@ def test_every_shell_block_has_a_mark(page: Path) -> None:
     if page.parent.name == "docs":  # blocks without a language, and indented ones, have no mark
         assert "\n\n```\n" not in page.read_text()
         assert list(commands(*indented(page))) == []
+
+
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    navigation = (ROOT / "tools/docs/mkdocs.yml").read_text()
+    named = re.findall(r": (\S+\.md)$", navigation, re.MULTILINE)
+    pages = {str(page.relative_to(ROOT)) for page in [*ROOT.glob("*.md"), *PAGES]}
+    assert sorted(named) == sorted(pages | {"benchmarks/README.md"})
 
 
 def test_commands_are_found() -> None:
