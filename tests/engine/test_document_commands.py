@@ -20,7 +20,7 @@ from helpers_code_facts import ROOT
 from helpers_documents import ENGINE, PAGES, Block, ForkedCommands, blocks
 from helpers_zygote import ForkedPython
 
-SECONDS = 60.0
+SECONDS, SLOW_SECONDS = 60.0, 220.0
 """For a block."""
 
 
@@ -50,7 +50,8 @@ class Shell:
         else:
             process = self._bash(text, subprocess.STDOUT)
         with process:
-            said = process.communicate(timeout=SECONDS)[0].decode()
+            limit = SLOW_SECONDS if "slow" in block.mark else SECONDS
+            said = process.communicate(timeout=limit)[0].decode()
         assert process.returncode == 0, f"{text}\n{said}"
         return said
 
