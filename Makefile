@@ -160,7 +160,7 @@ docs: build/docs/.ready
 	@rm -rf build/pages
 	@for page in $(PAGES); do \
 		mkdir -p build/pages/$$(dirname $$page) && ln -s $(CURDIR)/$$page build/pages/$$page || exit 1; done
-	NO_MKDOCS_2_WARNING=1 build/docs/bin/mkdocs build --strict --quiet --config-file tools/docs/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 build/docs/bin/mkdocs build --strict --config-file tools/docs/mkdocs.yml
 	@echo "site/index.html"
 
 build/docs/.ready: pyproject.toml $(VENV)/.ready-engine
