@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | gpu-check. Each sets itself up; PYTHON=... picks the interpreter.
+# make demo | test | lint | docs | bench | gpu-check. Each sets itself up; PYTHON=... picks the interpreter.
 PYTHON ?= python3
 VENV ?= .venv
 OUT ?= benchmarks/results
@@ -10,7 +10,7 @@ BIN = $(VENV)/bin
 STARTED := $(shell date +%s.%N)
 
 .PHONY: demo test test-processor test-oldest test-newest lock battery chaos kills recording picture adversary conformance lint \
-	bench startup prefix ptxas cluster long-run forms parity gpu-check gpu-wheels setup clean verify-all
+	bench startup prefix ptxas cluster long-run forms parity gpu-check gpu-wheels setup clean verify-all docs
 .DEFAULT_GOAL := help
 
 # Tests start some thousand processes of ours: compiled modules are kept, whatever the machine prefers.
@@ -32,6 +32,7 @@ help:
 	@echo "make adversary  what an outsider tries: keys, network, requests, models, frames, faults, secrets"
 	@echo "make conformance  the HTTP API as others try it: their tests' cases, clients and benchmarks"
 	@echo "make lint       ruff and mypy"
+	@echo "make docs       README.md, docs/ and a reference from docstrings as a site: site/index.html"
 	@echo "make bench      offline throughput beside transformers, and start-up times"
 	@echo "make prefix     the prefix cache: hit ratios as the pool shrinks, microseconds"
 	@echo "make parity     a tiny checkpoint of every model class: what is proven of each, into docs/models.md"
@@ -156,6 +157,20 @@ conformance: $(VENV)/.ready-test
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .
 	$(BIN)/mypy -p actorium
+
+# What pages link to lies in build/pages as it does here. The variable hides an advertisement of mkdocs-material's
+# successor, which is no warning about a page.
+PAGES = $(wildcard *.md) benchmarks/README.md $(wildcard benchmarks/results/*.png benchmarks/results/*.svg) docs
+docs: build/docs/.ready
+	@rm -rf build/pages
+	@for page in $(PAGES); do \
+		mkdir -p build/pages/$$(dirname $$page) && ln -s $(CURDIR)/$$page build/pages/$$page || exit 1; done
+	NO_MKDOCS_2_WARNING=1 build/docs/bin/mkdocs build --strict --config-file tools/docs/mkdocs.yml
+	@echo "site/index.html"
+
+build/docs/.ready: pyproject.toml $(VENV)/.ready-engine
+	$(BIN)/python tools/dependencies.py extra $(VENV) docs build/docs
+	@touch $@
 
 bench: $(VENV)/.ready-test
 	@mkdir -p $(OUT)

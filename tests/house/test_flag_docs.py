@@ -17,6 +17,7 @@ from actorium.tools.cli.flags import shown_flags
 from actorium.tools.cli.serve_command import ServeOptions
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "cli.md"
+ENGINES = ("vllm", "sglang", "llama-cpp")
 HELP_SECONDS = 0.5
 """Of a processor: others may use the machine as well."""
 
@@ -28,6 +29,30 @@ def test_the_tables_are_those_of_the_configuration() -> None:
     for field in settings.fields().values():
         shown = any(f"`--{form}{field.names[0]}`" in text for form in ("", "no-"))
         assert shown == (field.name not in OF_TESTS), field.key
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_page_says_what_becomes_of_each_flag_of_an_engine(engine: str) -> None:
+    page = DOCUMENT.parent / f"from-{engine}.md"
+    text = page.read_text()
+    assert flag_docs.with_outcomes(text) == text, \
+        f"{page.name} is stale: python -m actorium.tools.cli.flag_docs docs/from-*.md"
+    rows = flag_docs.ROW.findall(text)
+    assert len(rows) > 30
+    for outcome in ("the same", "no effect", "refused"):
+        assert f" | {outcome} | " in text
+
+
+def test_outcomes_of_foreign_flags() -> None:
+    assert flag_docs.outcome("--max-running-requests 3")[0] == "the same, or `--max-num-seqs`"
+    assert flag_docs.outcome("--cache-ram 2048")[0] == "`--host-cache 2GiB`"
+    assert flag_docs.outcome("--swap-space 4") == (
+        "no effect", "what is preempted is computed again, or found in the prefix cache; nothing "
+        "is swapped")
+    assert flag_docs.outcome("--pp-size 2") == (
+        "refused", "an engine is one group of ranks (--tp) on one machine")
+    with pytest.raises(ValueError, match="--nonsense: no such flag"):
+        flag_docs.outcome("--nonsense 1")
 
 
 def test_flags_of_tests_are_taken_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ DOTTED = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)(?:\(\))?`")
 CLASS = re.compile(r"`([A-Z][a-z0-9]+(?:[A-Z][a-z0-9]+)+)`")
 COMMENT = re.compile(r"#.*(`|\.(py|c|h)\b)")
 """A line that may have a comment with a reference."""
-DATA = {"json", "csv", "txt", "seg", "sh", "example", "ggml"}
+DATA = {"json", "csv", "txt", "seg", "sh", "example", "ggml", "yml"}
 """Second parts of what has a dot and is no name of Python's."""
 ELSEWHERE = {
     "ggml-common.h", "convert_hf_to_gguf.py", "categories.py", "NAME.py", "Gemma3TextConfig",

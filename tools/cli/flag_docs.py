@@ -1,22 +1,30 @@
-"""The tables of docs/cli.md, made from the configuration tree and the tables of foreign flags.
+"""The tables of docs/cli.md, made from the configuration tree and the tables of foreign flags; and
+what becomes of the flags of other engines that docs/from-*.md list.
 
-    python -m actorium.tools.cli.flag_docs docs/cli.md
+    python -m actorium.tools.cli.flag_docs docs/cli.md docs/from-*.md
 
-writes them between the marks in that file; a test asks that they are there as they would be made.
+writes them between the marks in these files; a test asks that they are there as they would be made.
 """
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from actorium.actors.errors import BadConfig
 from actorium.tools.cli import foreign_flags
+from actorium.tools.cli.command_line import parse, plain
 from actorium.tools.cli.flag_help import field_docs, metavar, sections, shown_default, shown_names
 from actorium.tools.cli.flags import Flag, command_flags, shown_flags
 from actorium.tools.cli.foreign_flags import Group
 from actorium.tools.cli.serve_command import ServeOptions
 
+ROW = re.compile(r"^\| `(-[^`]+)` \|.*$", re.MULTILINE)
+"""Of a table whose first column has a flag of another engine, with a value."""
 BEGIN, END = "<!-- {}: made by tools/cli/flag_docs.py -->\n", "<!-- end of {} -->\n"
 
 
@@ -55,6 +63,54 @@ def _groups(title: str, groups: Iterable[Group], own: set[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def outcome(words: str) -> tuple[str, str]:
+    """What `actorium serve` makes of a flag of another engine: (what it is here, why or for what).
+    Raises `ValueError` for a flag that it does not know.
+
+    >>> outcome("--disable-radix-cache")[0]
+    'the same, or `--no-prefix-cache`'
+    """
+    try:
+        parsed = parse("actorium serve [MODEL]", shlex.split(words), ServeOptions)
+    except BadConfig as error:
+        if "no such flag" in error.message:
+            raise ValueError(error.message) from None
+        return "refused", re.sub(r"^\S+: (not here: |must be \S+: )?| \(''\)|, got .*$", "",
+                                 error.message)
+    notes = [note.partition(" here: ")[2] or note for note in parsed.notes]
+    ours = [_written(name, parsed.given[name].value) for name in parsed.given]
+    if not ours:
+        return ("no effect", notes[0]) if notes else ("the same", "")
+    known = command_flags(ServeOptions)
+    flag = words.split()[0]
+    spelled = next((own for own in known if plain(flag) in dict(own.spellings)), None)
+    if spelled is None:
+        here = " ".join(f"`{word}`" for word in ours)
+    else:
+        main = ours[0].split()[0]
+        here = "the same" if main == flag else f"the same, or `{main}`"
+    owner = next(own.owner for own in known if own.dest == next(iter(parsed.given)))
+    why = field_docs(owner)[next(iter(parsed.given))].partition(". ")[0].rstrip(".")
+    return here, "; ".join([why, *notes])
+
+
+def _written(field: str, value: object) -> str:
+    """A setting as a flag."""
+    name = field.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    if isinstance(value, int) and value and value % (1 << 30) == 0:
+        value = f"{value >> 30}GiB"
+    if isinstance(value, dict):
+        value = f"'{json.dumps(value)}'"
+    return f"--{name} {value}"
+
+
+def with_outcomes(text: str) -> str:
+    """A page with what becomes of each flag that stands in a table's first column."""
+    return ROW.sub(lambda row: _row(f"`{row[1]}`", *outcome(row[1])), text)
+
+
 def _names(flag: Flag) -> str:
     names = " ".join(f"`{name}`" for name in shown_names(flag))
     word = metavar(flag)
@@ -84,4 +140,5 @@ def filled(text: str) -> str:
 
 if __name__ == "__main__":
     for file in map(Path, sys.argv[1:]):
-        file.write_text(filled(file.read_text()))
+        change = with_outcomes if file.name.startswith("from-") else filled
+        file.write_text(change(file.read_text()))
