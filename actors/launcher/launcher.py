@@ -33,6 +33,7 @@ from actorium.actors.errors import ActoriumError, BadConfig, BadModel, EngineUna
 from actorium.actors.launcher.children import ChildProcess, ChildProcesses, ForkedStarts
 from actorium.actors.launcher.preflight import check_all
 from actorium.actors.launcher.replicas import CLUSTER_INBOX, LocalReplicas
+from actorium.actors.launcher.service_manager import READY, STOPPING, ServiceManager
 from actorium.actors.launcher.stopping import (
     FAULT_GRACE,
     SIGNALS,
@@ -131,6 +132,7 @@ class Launcher:
         """Actors are now killed by us."""
         self._context: Any = None
         self._stops = StopRequests()
+        self._service = ServiceManager.of_this_process()
         self._code = EXIT_DRAINED
 
     def run(self) -> int:
@@ -255,6 +257,8 @@ class Launcher:
         now = time.monotonic()
         dues = [timeout] if timeout is not None else []
         dues += [at - now for at in self._actors.kill_at.values()]
+        if self._service.next_ping is not None:
+            dues.append(self._service.next_ping - now)
         tick = self._watchdog.next_timer() if self._watchdog is not None and self._up else None
         if tick is not None:
             dues.append(tick - now)
@@ -262,6 +266,7 @@ class Launcher:
 
     def _on_timer(self, now: float) -> None:
         self._actors.kill_due(now)
+        self._service.ping(now)
         if self._watchdog is not None and self._up:
             for order in self._watchdog.orders(now):
                 self._on_message(order)
@@ -300,6 +305,7 @@ class Launcher:
         self._up = True
         self._send_children()
         self._forks.on_up(self.config, self._actors.run_dir, self.roles)
+        self._service.send(READY)
         if self._ready is not None:
             self._ready()
 
@@ -493,6 +499,7 @@ class Launcher:
 
     def _stop_actors(self) -> None:
         """Refuse new work, then SIGTERM along the ring, each group once the one before ended."""
+        self._service.send(STOPPING)
         until = time.monotonic() + self.config.runtime.drain_timeout
         for actor in self._actors.running.values():
             if self.failure is None and drains_at_once(actor.role):
