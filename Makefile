@@ -10,6 +10,7 @@ BIN = $(VENV)/bin
 STARTED := $(shell date +%s.%N)
 
 .PHONY: demo test test-processor test-oldest test-newest lock battery chaos kills recording adversary conformance lint \
+	install-check \
 	bench startup prefix ptxas cluster long-run forms parity gpu-check gpu-wheels setup clean verify-all
 .DEFAULT_GOAL := help
 
@@ -30,6 +31,7 @@ help:
 	@echo "make verify-all  each kind of model is asked for contradictions in bf16, --exact on; VERIFY_FLAGS"
 	@echo "make adversary  what an outsider tries: keys, network, requests, models, frames, faults, secrets"
 	@echo "make conformance  the HTTP API as others try it: their tests' cases, clients and benchmarks"
+	@echo "make install-check  on a bare Debian, by uv and pipx, as an image: PARTS=\"files chroot tools types image\"; as root"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      offline throughput beside transformers, and start-up times"
 	@echo "make prefix     the prefix cache: hit ratios as the pool shrinks, microseconds"
@@ -147,6 +149,13 @@ conformance: $(VENV)/.ready-test
 	$(BIN)/python -m pytest tests/conformance/test_openai.py -m conformance $(PYTEST_FLAGS)
 	$(BIN)/python -m pytest tests/gpu/models/test_transformers_model.py $(PYTEST_FLAGS)
 	build/clients/bin/python -m pytest tests/actors/gateway/test_gateway.py tests/actors/gateway/test_gateway_apis.py
+
+# The four commands of docs/install.md on a Debian with nothing but Python, and what lies in tools/deploy.
+# TORCH_INDEX=URL: where the image gets torch's CPU build, if not from torch's own index.
+install-check: $(VENV)/.ready-test
+	@mkdir -p $(OUT)
+	$(BIN)/python tools/install_check.py $(or $(PARTS),files chroot tools types image) \
+		$(TORCH_INDEX:%=--torch-index %) --json $(OUT)/install.json
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .
