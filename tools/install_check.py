@@ -161,7 +161,7 @@ def words_of_document() -> list[str]:
     return block[1].replace("\\\n", " ").splitlines()
 
 
-class Place:
+class RootDirectory:
     """A root directory in which commands run."""
 
     def __init__(self, root: Path, home: str = "/root", user: str = "0:0",
@@ -186,7 +186,7 @@ class Place:
 
 
 @contextmanager
-def running(place: Place, words: Sequence[str], log: Path,
+def running(place: RootDirectory, words: Sequence[str], log: Path,
             environ: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """An engine, which drains at the end and must then exit with 0."""
     with log.open("wb") as output:
@@ -234,7 +234,7 @@ def chroot(check: Check, limit: float) -> None:
     config, certificates, paths = pip_settings(BUILD)
     shutil.copy(config, root / "etc/pip.conf")
     shutil.copy(certificates, root / "etc/machine-certificates.pem")
-    place = Place(root, bind=paths)
+    place = RootDirectory(root, bind=paths)
     begun = time.monotonic()
     with check.step(f"chroot: {venv}"):
         place.run(shlex.split(venv))
@@ -330,7 +330,7 @@ def image(check: Check, torch_index: str) -> None:
         container = buildah("from", "scratch")
         buildah("add", "--quiet", container, base, "/")
         buildah("commit", "--quiet", "--rm", container, "localhost/debian")
-        shutil.rmtree(base)
+    shutil.rmtree(base)
     config, certificates, paths = pip_settings(BUILD)
     mounts = [f"--volume={config}:/etc/pip.conf:ro",
               f"--volume={certificates}:/etc/machine-certificates.pem:ro",
@@ -351,7 +351,7 @@ def image(check: Check, torch_index: str) -> None:
         shutil.rmtree(volume, ignore_errors=True)
         shutil.copytree(root / home.lstrip("/"), volume)
         shutil.chown(volume, *map(int, user.split(":")))
-        place = Place(root, home, user, variables["PATH"], volume=volume)
+        place = RootDirectory(root, home, user, variables["PATH"], volume=volume)
         words = [*settings["Entrypoint"], *settings["Cmd"]]
         with (check.step("image: start, to the end of the answer", volume),
               running(place, words, log, variables) as process):

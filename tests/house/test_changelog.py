@@ -53,6 +53,8 @@ def test_the_newest_release_is_the_version() -> None:
     release = RELEASE.search(TEXT)
     assert release is not None
     assert ".".join(release.groups()[:3]) == actorium.__version__
+    wheels = re.findall(r"actorium_llm-(.+?)-py3", (ROOT / "docs/install.md").read_text())
+    assert {*wheels} == {actorium.__version__}
 
 
 def test_a_tag_is_the_version() -> None:

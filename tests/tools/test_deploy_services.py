@@ -138,6 +138,22 @@ def test_prometheus_scrapes_the_engine_and_reads_its_rules() -> None:
     assert all((DEPLOY / "prometheus" / name).is_file() for name in SCRAPES["rule_files"])
 
 
+def test_alerts_ask_for_what_the_dashboard_shows() -> None:
+    """Whose metrics are compared with what an engine exports in `test_probes_metrics.py`."""
+    group, = yaml.safe_load((DEPLOY / "prometheus/rules.yml").read_text())["groups"]
+    rules = {each["alert"]: each for each in group["rules"]}
+    asked = {name for each in rules.values() for name in re.findall(r"actorium:\w+", each["expr"])}
+    shown = {name for name in re.findall(r"actorium:\w+", (GRAFANA / "actorium.json").read_text())}
+    assert asked and asked <= shown
+    jobs = {job for each in rules.values() for job in re.findall(r'job="(\w+)"', each["expr"])}
+    assert jobs == {each["job_name"] for each in SCRAPES["scrape_configs"]}
+    document = re.search(r"```yaml\n(groups:.*?)```", (ROOT / "docs/operations.md").read_text(),
+                         re.S)
+    assert document is not None
+    for each in yaml.safe_load(document[1])["groups"][0]["rules"]:
+        assert rules[each["alert"]] == each
+
+
 def test_grafana_finds_prometheus_and_the_dashboard() -> None:
     target = "/etc/grafana/provisioning"
     provisioning = (DEPLOY / mounts(SHOWN)[target]).resolve()
