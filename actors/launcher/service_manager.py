@@ -14,6 +14,8 @@ import threading
 from collections.abc import Mapping
 
 READY, STOPPING, ALIVE = "READY=1", "STOPPING=1", "WATCHDOG=1"
+SEND_SECONDS = 1.0
+"""To wait for room in the socket's queue, which holds some datagrams until systemd reads them."""
 
 
 class ServiceManager:
@@ -37,16 +39,17 @@ class ServiceManager:
         own = threading.current_thread() is threading.main_thread()
         return cls(os.environ if own else {}, os.getpid())
 
-    def send(self, state: str) -> None:
+    def send(self, state: str, seconds: float = SEND_SECONDS) -> None:
         """Sends a state, or nothing where nobody reads: an engine does not depend on it."""
         if not self._address:
             return
         with (contextlib.suppress(OSError),
-              socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender):
+              socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender):
+            sender.settimeout(seconds)
             sender.sendto(state.encode(), self._address)
 
     def ping(self, now: float) -> None:
         """Says, twice in each WatchdogSec, that the launcher's loop turns."""
         if self.next_ping is not None and now >= self.next_ping:
-            self.send(ALIVE)
+            self.send(ALIVE, seconds=0.0)  # another one follows
             self.next_ping = now + self._interval

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,23 @@ def test_pings_come_twice_in_the_time_that_systemd_waits(systemd: socket.socket)
         sent.append(len(received(systemd)))
     assert [second for second, count in enumerate(sent) if count] == [0, 10, 20, 30]
     assert manager.next_ping == 140.0
+
+
+def test_a_state_waits_for_room_and_a_ping_does_not(systemd: socket.socket) -> None:
+    manager = ServiceManager(environment(
+        systemd.getsockname(), WATCHDOG_USEC="2000000", WATCHDOG_PID=str(PID)), PID)
+    for second in range(1000):
+        manager.ping(float(second))
+    queued = len(received(systemd))
+    assert 0 < queued < 1000, "the queue was full"
+    for second in range(1000):
+        manager.ping(2000.0 + second)
+    sender = threading.Thread(target=lambda: manager.send(READY))
+    sender.start()
+    time.sleep(0.05)
+    states = received(systemd)
+    sender.join()
+    assert (states + received(systemd))[-1] == READY.encode()
 
 
 @pytest.mark.parametrize("started", [str(PID + 1), ""])
