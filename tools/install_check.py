@@ -37,6 +37,10 @@ BUILD = ROOT / "build/install"
 SUITE = "bookworm"
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "actorium", "actors", "gpu", "kernels",
            "tools")
+SLIM = (*(f"--dpkgopt=path-exclude=/usr/share/{name}/*"
+          for name in ("doc", "info", "locale", "man")),
+        '--aptopt=DPkg::Post-Invoke {"rm -f /var/cache/apt/archives/*.deb /var/cache/apt/*.bin";};')
+"""What debian:bookworm-slim leaves out, and goes on to leave out."""
 PARTS = ("files", "chroot", "tools", "types", "image")
 FEW_PIECES = 5
 """A streamed answer comes in more."""
@@ -124,7 +128,7 @@ def debian(folder: Path, *packages: str) -> None:
     if not kept.exists():
         kept.parent.mkdir(parents=True, exist_ok=True)
         part = kept.with_suffix(".part.tar")
-        run("mmdebstrap", "--quiet", "--variant=minbase",
+        run("mmdebstrap", "--quiet", "--variant=minbase", *SLIM,
             *(f"--include={name}" for name in packages), SUITE, part)
         part.rename(kept)
     shutil.rmtree(folder, ignore_errors=True)
