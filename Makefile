@@ -10,7 +10,7 @@ BIN = $(VENV)/bin
 STARTED := $(shell date +%s.%N)
 
 .PHONY: demo test test-processor test-oldest test-newest lock battery chaos kills recording picture adversary conformance lint \
-	bench startup prefix ptxas cluster long-run forms parity gpu-check gpu-wheels setup clean verify-all docs
+	bench startup prefix ptxas cluster long-run forms parity gpu-check gpu-wheels setup clean verify-all docs install-check
 .DEFAULT_GOAL := help
 
 # Tests start some thousand processes of ours: compiled modules are kept, whatever the machine prefers.
@@ -31,6 +31,7 @@ help:
 	@echo "make verify-all  each kind of model is asked for contradictions in bf16, --exact on; VERIFY_FLAGS"
 	@echo "make adversary  what an outsider tries: keys, network, requests, models, frames, faults, secrets"
 	@echo "make conformance  the HTTP API as others try it: their tests' cases, clients and benchmarks"
+	@echo "make install-check  on a bare Debian, by uv and pipx, as an image: PARTS=\"files chroot tools types image\"; as root"
 	@echo "make lint       ruff and mypy"
 	@echo "make docs       README.md, docs/ and a reference from docstrings as a site: site/index.html"
 	@echo "make bench      offline throughput beside transformers, and start-up times"
@@ -153,6 +154,13 @@ conformance: $(VENV)/.ready-test
 	$(BIN)/python -m pytest tests/conformance/test_openai.py -m conformance $(PYTEST_FLAGS)
 	$(BIN)/python -m pytest tests/gpu/models/test_transformers_model.py $(PYTEST_FLAGS)
 	build/clients/bin/python -m pytest tests/actors/gateway/test_gateway.py tests/actors/gateway/test_gateway_apis.py
+
+# The four commands of docs/install.md on a Debian with nothing but Python, and what lies in tools/deploy.
+# TORCH_INDEX=URL: where the image gets torch's CPU build, if not from torch's own index.
+install-check: $(VENV)/.ready-test
+	@mkdir -p $(OUT)
+	$(BIN)/python tools/install_check.py $(or $(PARTS),files chroot tools types image) \
+		$(TORCH_INDEX:%=--torch-index %) --json $(OUT)/install.json
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .

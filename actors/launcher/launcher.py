@@ -31,6 +31,7 @@ from actorium.actors.errors import ActoriumError, BadConfig, BadModel, EngineUna
 from actorium.actors.launcher.children import ChildProcess, ChildProcesses, ForkedStarts
 from actorium.actors.launcher.preflight import check_all
 from actorium.actors.launcher.replicas import CLUSTER_INBOX, LocalReplicas
+from actorium.actors.launcher.service_manager import READY, STOPPING, ServiceManager
 from actorium.actors.launcher.stopping import Drain, StopRequests, remove_finished_ledger
 from actorium.actors.messages import (
     Beat,
@@ -114,6 +115,7 @@ class Launcher:
         self._context: Any = None
         self._stops = StopRequests()
         self._drain = Drain(self._stops, self._wait_until)
+        self._service = ServiceManager.of_this_process()
         self._code = EXIT_DRAINED
 
     def run(self) -> int:
@@ -125,6 +127,7 @@ class Launcher:
         try:
             self._start()
             self._wait_until(lambda: self._stops.count > 0 or self.failure is not None)
+            self._service.send(STOPPING)
             self._drain.run(self._actors, self.roles, self.config.runtime.drain_timeout,
                             lambda: self.failure is not None)
             if self._drain.loss:
@@ -242,6 +245,8 @@ class Launcher:
         now = time.monotonic()
         dues = [timeout] if timeout is not None else []
         dues += [at - now for at in self._actors.kill_at.values()]
+        if self._service.next_ping is not None:
+            dues.append(self._service.next_ping - now)
         tick = self._watchdog.next_timer() if self._watchdog is not None and self._up else None
         if tick is not None:
             dues.append(tick - now)
@@ -249,6 +254,7 @@ class Launcher:
 
     def _on_timer(self, now: float) -> None:
         self._actors.kill_due(now)
+        self._service.ping(now)
         if self._watchdog is not None and self._up:
             for order in self._watchdog.orders(now):
                 self._on_message(order)
@@ -289,6 +295,7 @@ class Launcher:
         self._up = True
         self._send_children()
         self._forks.on_up(self.config, self._actors.run_dir, self.roles)
+        self._service.send(READY)
         if self._ready is not None:
             self._ready()
 
