@@ -43,7 +43,7 @@ KV_DTYPES = (*DTYPES, "fp8_e4m3", "fp8_e5m2", "int8")
 TOOL_PARSERS = ("auto", "none", "hermes", "llama3_json", "qwen3_coder", "harmony", "gemma4")
 REASONING_PARSERS = ("auto", "none", "deepseek_r1", "qwen3", "harmony", "gemma4")
 TRACE_PROTOCOLS = ("grpc", "http/protobuf")
-_ENDPOINT = re.compile(r"https?://[^\s/@?#]+(/[^\s?#]*)?")
+_ENDPOINT = re.compile(r"(https?://)?[^\s/@?#:]+(:\d+)?(/[^\s?#]*)?|(https?://)?\[[0-9a-f:.]+\](:\d+)?(/[^\s?#]*)?")
 OF_TLS = ("ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers",
           "ssl_refresh")
 """Fields that say how TLS is spoken, where it is."""
