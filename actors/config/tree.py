@@ -413,8 +413,8 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Directory into which each actor writes when its steps began and ended, for `actorium trace`;
     default: nowhere."""
     otlp_traces_endpoint: str | None = None
-    """URL of an OpenTelemetry collector (http://localhost:4317) that gets a trace of each request;
-    default: none. Needs the extra `otel`."""
+    """URL of an OpenTelemetry collector that gets a trace of each request (http://localhost:4317;
+    without http:// it is put before); default: none. Needs the extra `otel`."""
     otlp_traces_protocol: str = "grpc"
     """How it is spoken to: grpc | http/protobuf (then a URL without a path is completed by
     /v1/traces)."""

@@ -43,7 +43,7 @@ KV_DTYPES = (*DTYPES, "fp8_e4m3", "fp8_e5m2", "int8")
 TOOL_PARSERS = ("auto", "none", "hermes", "llama3_json", "qwen3_coder", "harmony", "gemma4")
 REASONING_PARSERS = ("auto", "none", "deepseek_r1", "qwen3", "harmony", "gemma4")
 TRACE_PROTOCOLS = ("grpc", "http/protobuf")
-_ENDPOINT = re.compile(r"(https?://)?[^\s/@?#:]+(:\d+)?(/[^\s?#]*)?|(https?://)?\[[0-9a-f:.]+\](:\d+)?(/[^\s?#]*)?")
+_ENDPOINT = re.compile(r"(https?://)?(\[[0-9a-fA-F:.]+\]|[\w.-]+)(:\d+)?(/[^\s?#]*)?")
 OF_TLS = ("ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers",
           "ssl_refresh")
 """Fields that say how TLS is spoken, where it is."""
@@ -207,7 +207,7 @@ def _process_rules(c: Config) -> list[Rule]:
         ("runtime.listen", listen is None, listen or ""),
         ("runtime.otlp_traces_endpoint", r.otlp_traces_endpoint is None
          or _ENDPOINT.fullmatch(r.otlp_traces_endpoint) is not None,
-         "must be http://HOST:PORT or https://HOST:PORT"),
+         "must be HOST:PORT, http://HOST:PORT or https://HOST:PORT"),
         ("runtime.otlp_traces_protocol", r.otlp_traces_protocol in TRACE_PROTOCOLS,
          f"must be {' or '.join(TRACE_PROTOCOLS)}"),
         ("runtime.otlp_service_name", 0 < len(r.otlp_service_name) <= 256

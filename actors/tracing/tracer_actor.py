@@ -88,6 +88,8 @@ class SpanExporter:
 
 def _exporter(runtime: RuntimeConfig) -> Any:
     endpoint = runtime.otlp_traces_endpoint or ""
+    if "://" not in endpoint:
+        endpoint = f"http://{endpoint}"
     if runtime.otlp_traces_protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc import trace_exporter as grpc_exporter
 
