@@ -85,7 +85,7 @@ class TraceContext(Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     state: TraceState = ""
     """`tracestate`, as the caller has sent it."""
     operation: Short = ""
-    """`gen_ai.operation.name`; the tokenizer sets it."""
+    """chat | text_completion: what OpenTelemetry calls it; the tokenizer sets it."""
 
 
 # --- client -> tokenizer (front) -----------------------------------------------------------------

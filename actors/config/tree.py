@@ -419,7 +419,7 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """How it is spoken to: grpc | http/protobuf (then a URL without a path is completed by
     /v1/traces)."""
     otlp_service_name: str = "actorium"
-    """The traces' `service.name`."""
+    """The name of the service that traces show."""
     record_prompts: bool = False
     """Keep prompts and completions in recordings; off = only which of them begin alike."""
 

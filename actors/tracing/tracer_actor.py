@@ -162,8 +162,7 @@ def has_exporter(runtime: RuntimeConfig) -> bool:
 def check_exporter(runtime: RuntimeConfig) -> None:
     """Raises `BadConfig` if traces are wanted and the extra is not installed."""
     if runtime.otlp_traces_endpoint is not None and not has_exporter(runtime):
-        raise BadConfig("otlp_traces_endpoint: OpenTelemetry is not installed: "
-                        "pip install 'actorium-llm[otel]', or from a checkout "
+        raise BadConfig("otlp_traces_endpoint: OpenTelemetry is not installed; from a checkout: "
                         "pip install -e '.[otel]'", "runtime.otlp_traces_endpoint")
 
 

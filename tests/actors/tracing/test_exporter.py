@@ -64,5 +64,5 @@ def test_without_the_extra_the_start_is_refused(missing: Any, monkeypatch: pytes
 
     monkeypatch.setattr(tracer_actor, "find_spec", find)
     check_packages(Config())
-    with pytest.raises(BadConfig, match=r"^otlp_traces_endpoint: .*install 'actorium-llm\[otel"):
+    with pytest.raises(BadConfig, match=r"^otlp_traces_endpoint: .*pip install -e '\.\[otel\]'"):
         check_packages(Config(runtime=RuntimeConfig(otlp_traces_endpoint="http://a:4317")))
