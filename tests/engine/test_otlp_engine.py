@@ -121,11 +121,9 @@ def test_kills_in_the_middle_of_a_stream_over_http_protobuf() -> None:
         connection.request("POST", "/v1/chat/completions", json.dumps(
             chat(stream=True, max_tokens=4000)), HEADERS)
         answer = connection.getresponse()
-        lines = 0
         for role in ("worker-0", "scheduler", "detokenizer", "gateway-0"):
-            for _ in range(200):
+            for _ in range(60):
                 assert answer.readline()
-                lines += 1
             os.kill(role_pid(served, role), signal.SIGKILL)
         assert b"[DONE]" in answer.read()
         spans = collector.until(lambda found: len(found) >= len(PARTS))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -36,9 +36,12 @@ class Collector:
     def __init__(self) -> None:
         self.url = ""
         self.spans: list[Span] = []
+        self.headers: dict[str, str] = {}
+        """Of the last request, in lower case."""
 
-    def take(self, request: Any) -> None:
+    def take(self, request: Any, headers: Iterable[tuple[str, Any]]) -> None:
         """Takes an ExportTraceServiceRequest."""
+        self.headers = {name.lower(): value for name, value in headers}
         for of_resource in request.resource_spans:
             service = plain(of_resource.resource.attributes)["service.name"]
             for scope in of_resource.scope_spans:
@@ -80,7 +83,7 @@ def grpc_collector() -> Iterator[Collector]:
 
     class Servicer(service.TraceServiceServicer):  # type: ignore[misc]
         def Export(self, request: Any, context: Any) -> Any:
-            found.take(request)
+            found.take(request, context.invocation_metadata())
             return messages.ExportTraceServiceResponse()
 
     server = grpc.server(ThreadPoolExecutor(2))
@@ -105,7 +108,8 @@ def http_collector() -> Iterator[Collector]:
             body = self.rfile.read(int(self.headers["content-length"]))
             right = self.path == "/v1/traces"
             if right:
-                found.take(messages.ExportTraceServiceRequest.FromString(body))
+                found.take(messages.ExportTraceServiceRequest.FromString(body),
+                           self.headers.items())
             self.send_response(200 if right else 404)
             self.send_header("content-length", "0")
             self.end_headers()
