@@ -412,6 +412,14 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     trace_dir: str | None = None
     """Directory into which each actor writes when its steps began and ended, for `actorium trace`;
     default: nowhere."""
+    otlp_traces_endpoint: str | None = None
+    """URL of an OpenTelemetry collector that gets a trace of each request (http://localhost:4317;
+    without http:// it is put before); default: none. Needs the extra `otel`."""
+    otlp_traces_protocol: str = "grpc"
+    """How it is spoken to: grpc | http/protobuf (then a URL without a path is completed by
+    /v1/traces)."""
+    otlp_service_name: str = "actorium"
+    """The name of the service that traces show."""
     record_prompts: bool = False
     """Keep prompts and completions in recordings; off = only which of them begin alike."""
 

@@ -19,6 +19,7 @@ from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.models.model_dir import is_jinja, takes_media
 from actorium.actors.runtime.roles import serves_http
+from actorium.actors.tracing.tracer_actor import check_exporter
 
 NODES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvhost-ctrl-gpu", "/dev/nvmap", "/dev/dxg",
          "/dev/kfd")
@@ -72,6 +73,7 @@ def check_packages(config: Config) -> None:
     if missing := [name for name in needed if find_spec(name) is None]:
         raise BadConfig(f"an engine needs {', '.join(missing)}; from a checkout: "
                         "pip install -e '.[engine]'")
+    check_exporter(config.runtime)
     if config.cluster.ray_address and find_spec("ray") is None:
         raise BadConfig("ray_address: Ray is not installed; from a checkout: "
                         "pip install -e '.[cluster]'",

@@ -417,3 +417,11 @@ def body_limit(config: Config) -> int:
 def bodies_limit(limit: int) -> int:
     """Bytes of all large bodies together, while they come. limit: of one."""
     return 64 * limit if limit <= TEXT_BODY else max(64 * TEXT_BODY, 8 * limit)
+
+
+def served_name(config: Config) -> str:
+    """The model's name in metrics and traces, as clients know it."""
+    model = config.model
+    if model.served_model_name or not model.model:
+        return next(iter(model.served_model_name), "demo")
+    return Path(model.model).name.removesuffix(".gguf") or Path(model.model).resolve().name
