@@ -28,6 +28,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+import helpers_timeouts
 import helpers_zygote
 import pytest
 import torch
@@ -61,6 +62,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(helpers_timeouts, "timeouts")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(SkipReport(), "skips")
 
