@@ -1,4 +1,4 @@
-"""What outlasts a test's time limit (`helpers_timeouts`): a run of pytest in a folder of its own."""
+"""What outlasts a test's time limit (`helpers_timeouts`): pytest runs in a folder of its own."""
 
 from __future__ import annotations
 
