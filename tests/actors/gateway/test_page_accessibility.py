@@ -100,6 +100,23 @@ def test_a_conversation_by_keyboard_alone(browser: Browser, width: int, height: 
             "document.getElementById('text').value")
 
 
+@SIZES
+def test_the_status_page_by_keyboard_alone(browser: Browser, width: int, height: int) -> None:
+    with staged(["Hello"], api_key="secret") as (_, url):
+        tab = browser.open(f"{url}status", width=width, height=height)
+        try:
+            tab.wait("!document.getElementById('ask-key').hidden")
+            assert tabbed(tab) == ["Playground", "HTTP API", "theme", "key",
+                                   "Table of processes"]
+            tab.js("document.getElementById('theme').focus()")
+            tab.press("Tab")
+            tab.type("secret")
+            tab.press("Tab")
+            tab.wait("document.querySelector('#actors tr')")
+        finally:
+            tab.close()
+
+
 def test_drawers_by_keyboard(browser: Browser) -> None:
     with staged(["Hello"]) as (_, url), opened(browser, url, width=375, height=812) as tab:
         send(tab, "One")
