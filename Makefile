@@ -9,8 +9,8 @@ PART ?= contact
 BIN = $(VENV)/bin
 STARTED := $(shell date +%s.%N)
 
-.PHONY: demo test test-processor test-oldest test-newest lock battery chaos kills recording adversary conformance lint \
-	bench startup prefix ptxas cluster long-run forms parity gpu-check gpu-wheels setup clean verify-all docs
+.PHONY: demo test test-processor test-oldest test-newest lock battery chaos kills recording picture adversary conformance lint \
+	bench startup prefix ptxas cluster long-run forms parity gpu-check gpu-wheels setup clean verify-all docs install-check
 .DEFAULT_GOAL := help
 
 # Tests start some thousand processes of ours: compiled modules are kept, whatever the machine prefers.
@@ -26,10 +26,12 @@ help:
 	@echo "make chaos      actors killed, stopped, starved and poisoned while streams go on: half an hour; SEED=N, CHAOS_MINUTES=60"
 	@echo "make kills      200 plain openai clients, 60 kills of any actor: every answer whole, the same; SEED=N"
 	@echo "make recording  four streams and eight kills as an animated SVG: docs/kills.svg"
+	@echo "make picture    the README's bars beside vLLM and llama.cpp, of the last measurement: docs/peers.svg"
 	@echo "make cluster    replicas on two Ray nodes of this machine; one is killed under streams: some minutes"
 	@echo "make verify-all  each kind of model is asked for contradictions in bf16, --exact on; VERIFY_FLAGS"
 	@echo "make adversary  what an outsider tries: keys, network, requests, models, frames, faults, secrets"
 	@echo "make conformance  the HTTP API as others try it: their tests' cases, clients and benchmarks"
+	@echo "make install-check  on a bare Debian, by uv and pipx, as an image: PARTS=\"files chroot tools types image\"; as root"
 	@echo "make lint       ruff and mypy"
 	@echo "make docs       README.md, docs/ and a reference from docstrings as a site: site/index.html"
 	@echo "make bench      offline throughput beside transformers, and start-up times"
@@ -106,6 +108,10 @@ kills:
 recording: $(VENV)/.ready-test
 	$(BIN)/python -m actorium.tools.kill_recording
 
+# RESULTS=FILE: what `benchmarks/run.py peers --json FILE` has written.
+picture: $(VENV)/.ready-engine
+	$(BIN)/python -m actorium.tools.peers_picture $(RESULTS)
+
 # Two raylets on this machine stand for two; Ray is in an environment of its own, above $(VENV).
 cluster: build/ray/.ready
 	build/ray/bin/python benchmarks/run.py ray_cluster $(CLUSTER_FLAGS)
@@ -148,6 +154,13 @@ conformance: $(VENV)/.ready-test
 	$(BIN)/python -m pytest tests/conformance/test_openai.py -m conformance $(PYTEST_FLAGS)
 	$(BIN)/python -m pytest tests/gpu/models/test_transformers_model.py $(PYTEST_FLAGS)
 	build/clients/bin/python -m pytest tests/actors/gateway/test_gateway.py tests/actors/gateway/test_gateway_apis.py
+
+# The four commands of docs/install.md on a Debian with nothing but Python, and what lies in tools/deploy.
+# TORCH_INDEX=URL: where the image gets torch's CPU build, if not from torch's own index.
+install-check: $(VENV)/.ready-test
+	@mkdir -p $(OUT)
+	$(BIN)/python tools/install_check.py $(or $(PARTS),files chroot tools types image) \
+		$(TORCH_INDEX:%=--torch-index %) --json $(OUT)/install.json
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .

@@ -65,8 +65,27 @@ ResumeSeconds = Annotated[float, Meta(ge=0, le=3600)]
 over (`Resume.adopt`). Its rid must then be hard to guess."""
 
 
+TraceId = Annotated[bytes, Meta(min_length=16, max_length=16)]
+SpanId = Annotated[bytes, Meta(min_length=8, max_length=8)]
+TraceState = Annotated[str, Meta(max_length=512)]
+
+
 class Message(Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True, gc=False):
     """Base of all wire messages."""
+
+
+class TraceContext(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """The OpenTelemetry trace that a request belongs to, as W3C Trace Context has it."""
+
+    trace_id: TraceId
+    parent: SpanId | None = None
+    """The span whose child the request is; None = it begins the trace."""
+    sampled: bool = True
+    """Whether spans of it are wanted."""
+    state: TraceState = ""
+    """`tracestate`, as the caller has sent it."""
+    operation: Short = ""
+    """chat | text_completion: what OpenTelemetry calls it; the tokenizer sets it."""
 
 
 # --- client -> tokenizer (front) -----------------------------------------------------------------
@@ -157,6 +176,8 @@ class Generate(Message):
     """The images and videos of messages or text, in their order there."""
     created: Count = 0
     """Unix time, seconds: what answers call their creation, also when they are sent again."""
+    trace: TraceContext | None = None
+    """Of an engine that exports traces: None = the request begins one."""
 
 
 class Abort(Message):
@@ -395,6 +416,10 @@ class Submit(Message):
     created: Count = 0
     deterministic: bool = False
     """Refused, or ended, by a worker that is not exact."""
+    trace: TraceContext | None = None
+    """None = no spans are made of it."""
+    queued: float = 0.0
+    """When the scheduler got it; CLOCK_MONOTONIC seconds, 0 = no spans are made of it."""
 
 
 class Flush(Message):
@@ -721,6 +746,7 @@ class Open(Message):
     """Number of prompt tokens before those in `prompt`: of a long prompt, a request with many
     choices sends only the end for each."""
     created: Count = 0
+    trace: TraceContext | None = None
 
 
 class TokenBatch(Message):
@@ -866,6 +892,13 @@ class Up(Message):
     `Children`; only then does the watchdog report the engine as ready."""
 
 
+class Recovered(Message):
+    """watchdog -> launcher: an actor that follows one that has ended is ready."""
+
+    role: Short
+    epoch: Epoch
+
+
 class Upgrade(Message):
     """`actorium upgrade` -> launcher: give your process to the launcher of this interpreter's
     version, with this configuration. How that goes is in a file (`launcher/handover.py`)."""
@@ -876,7 +909,7 @@ class Upgrade(Message):
     """JSON, as in the run directory."""
 
 
-ToLauncher = Kill | Spawn | Up | Restarted | Fatal | Beat | Upgrade
+ToLauncher = Kill | Spawn | Up | Recovered | Restarted | Fatal | Beat | Upgrade
 """The watchdog's own heartbeats go to the launcher, which supervises it."""
 
 

@@ -16,6 +16,7 @@ each engine that lives a few seconds.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib
 import logging
@@ -28,9 +29,11 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+import helpers_timeouts
 import helpers_zygote
 import pytest
 import torch
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from helpers_interpreter import spare_repetitions
 from helpers_skips import SkipReport
 from hypothesis import settings
@@ -61,6 +64,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(helpers_timeouts, "timeouts")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(SkipReport(), "skips")
 
@@ -86,6 +90,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         part.sort(key=lambda file: file.name not in LONG)
         places.update({file: (at + 0.5) / len(part) for at, file in enumerate(part)})
     items.sort(key=lambda item: places[item.path])
+
+
+BEYOND_TIMEOUT_S = 60.0
+"""How long after its timeout a test's process is ended."""
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Iterator[object]:
+    """pytest-timeout raises in the main thread, which does nothing to a test that waits in C or
+    catches all exceptions: its process then writes all threads' stacks and ends, and pytest-xdist
+    reports the test."""
+    faulthandler.dump_traceback_later(settings.timeout + BEYOND_TIMEOUT_S, exit=True,
+                                      file=item.config.stash[fault_handler_stderr_fd_key])
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, optionalhook=True)
+def pytest_timeout_cancel_timer(item: pytest.Item) -> Iterator[object]:
+    faulthandler.cancel_dump_traceback_later()
+    return (yield)
 
 
 @pytest.hookimpl(optionalhook=True)  # a GPU machine may have no xdist, and its tests want none
@@ -118,6 +142,7 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()  # ten thousand tests, and torch: nobody throws them away
+    gc.set_threshold(20_000, 10, 10)  # a look after each 700 objects took 3 % of the time
     if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") == "1":
         spare_repetitions()
 

@@ -21,10 +21,12 @@ from actorium.actors.messages import (
     Template,
     Tenant,
     TokenLogprob,
+    TraceContext,
     Truncation,
     Usage,
 )
 from actorium.actors.params import SamplingParams
+from actorium.actors.tracing.trace_context import parse_traceparent
 
 DEFAULT_PARAMS = SamplingParams()
 _encode = msgspec.msgpack.Encoder().encode
@@ -85,6 +87,11 @@ class Request(Struct, frozen=True, kw_only=True):
     """Higher goes first where the engine schedules by priority."""
     resumable: Resumable | None = None
     """Lets the request outlive its client."""
+    traceparent: str | None = None
+    """The caller's span, as in the HTTP header of W3C Trace Context: parent of the request's own,
+    where the engine exports traces."""
+    tracestate: str = ""
+    """As in that header."""
 
 
 class Completion(Struct, frozen=True, kw_only=True):
@@ -168,7 +175,8 @@ def encode_request(rid: str, request: Request, tenant: str = "") -> tuple[bytes,
                        truncate_prompt_tokens=check_truncation(request.truncate_prompt_tokens),
                        cache_salt=check_salt(request.cache_salt),
                        resume_seconds=resumable.seconds, media=request.media,
-                       created=resumable.created)
+                       created=resumable.created,
+                       trace=check_trace(request.traceparent, request.tracestate))
     field = "prompt" if messages is None else "messages"
     frame = encode(message, field)
     try:
@@ -276,6 +284,17 @@ def check_salt(salt: Any) -> str:
     if salt is None:
         return ""
     return str(_within(salt, Salt, "cache_salt", "a string of at most 256 characters"))
+
+
+def check_trace(parent: Any, state: Any) -> TraceContext | None:
+    """Returns the trace that a request belongs to. Raises `InvalidRequest` naming the field."""
+    if parent is None:
+        return None
+    trace = parse_traceparent(parent, state) if isinstance(parent, str) else None
+    if trace is None:
+        raise InvalidRequest("traceparent: must be as in W3C Trace Context, "
+                             f"got {repr(parent)[:100]}", "traceparent")
+    return trace
 
 
 def _within(value: Any, bounds: Any, field: str, want: str) -> Any:

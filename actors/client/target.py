@@ -108,7 +108,8 @@ class LocalTarget(EngineTarget):
             pass  # there is none
         if not rundir.is_running(self.directory):
             raise EngineUnavailable(f"no engine {self.directory.name!r} is running "
-                                    f"(looked in {self.directory.parent})", "name")
+                                    f"(looked in {self.directory.parent}; `actorium serve --name "
+                                    f"{self.directory.name}` starts one)", "name")
 
     def address(self, socket: zmq.Socket[Any], front: str) -> str:
         try:

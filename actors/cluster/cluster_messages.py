@@ -303,6 +303,7 @@ def _shifted(submit: Submit, by: float) -> Submit:
     deadline = submit.deadline
     return msgspec.structs.replace(
         submit, arrival=submit.arrival + by,
+        queued=submit.queued and submit.queued + by,
         deadline=None if deadline is None else deadline + by)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from actorium.actors.cluster.cluster_messages import (
@@ -161,8 +162,15 @@ class ReplicaLink:
             if isinstance(order, Adopt):
                 self._adopt(order, now)
             else:
+                self._forget_trace(order.client, order.rid)
                 return AbortRequest(order.rid, order.client)
         return None
+
+    def _forget_trace(self, client: bytes, rid: str) -> None:
+        """Leaves the spans of a request to the replica that has it now."""
+        request = self._scheduler.state.requests.get((client, rid))
+        if request is not None:
+            request.submit = msgspec.structs.replace(request.submit, trace=None)
 
     def number(self, message: Any) -> None:
         """Gives a new request that the core is about to get the number that the router has chosen.

@@ -63,6 +63,7 @@ from actorium.actors.messages import (
 )
 from actorium.actors.runtime.roles import LAUNCHER
 from actorium.actors.scheduler.media_holds import MEDIA
+from actorium.actors.scheduler.request_state import received
 
 DETOKENIZER = "detokenizer"
 BUDGET = 30.0
@@ -304,7 +305,7 @@ class RouterCore(Core):
         if home is None and len(waiting) >= self._max_waiting:
             self._refuse(submit, "queue_full", f"{len(waiting)} requests wait for a replica")
             return
-        request = self.book.add(submit, self.next_sid)
+        request = self.book.add(received(submit, now), self.next_sid)
         self.next_sid += submit.n
         if home is not None:  # it may be the same, which that replica can tell
             self.assignments.assign(request, home)

@@ -127,7 +127,7 @@ def cluster_roles(settings: ClusterConfig, roles: Mapping[str, str]) -> dict[str
             ROUTER_ROLE: ROUTER} | nodes
     if settings.replica_of:
         return {role: built for role, built in roles.items()
-                if role.startswith("worker-") or role in (ROUTER_ROLE, "watchdog")}
+                if role.startswith("worker-") or role in (ROUTER_ROLE, "watchdog", "tracer")}
     return dict(roles)
 
 

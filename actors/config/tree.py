@@ -273,8 +273,8 @@ class RecoveryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     restart_window: float = 60.0
     """Seconds."""
     upgrade_fault: str = ""
-    """Testing: at this step of an upgrade to this configuration kill the launcher, or, as
-    STEP=ROLE, an actor."""
+    """Testing: at this step of an upgrade kill the launcher, or, as STEP=ROLE, an actor, or, as
+    STEP=stop, stop the engine; several are separated by commas."""
     request_budget: float = 10.0
     """Seconds that an actor (not the worker) may be busy with one request while others wait for it;
     past that it counts as hung, and the request is quarantined. Nine times as long for work on the
@@ -412,6 +412,14 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     trace_dir: str | None = None
     """Directory into which each actor writes when its steps began and ended, for `actorium trace`;
     default: nowhere."""
+    otlp_traces_endpoint: str | None = None
+    """URL of an OpenTelemetry collector that gets a trace of each request (http://localhost:4317;
+    without http:// it is put before); default: none. Needs the extra `otel`."""
+    otlp_traces_protocol: str = "grpc"
+    """How it is spoken to: grpc | http/protobuf (then a URL without a path is completed by
+    /v1/traces)."""
+    otlp_service_name: str = "actorium"
+    """The name of the service that traces show."""
     record_prompts: bool = False
     """Keep prompts and completions in recordings; off = only which of them begin alike."""
 

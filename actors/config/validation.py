@@ -42,6 +42,8 @@ MODEL_IMPLS = ("auto", "actorium", "transformers")
 KV_DTYPES = (*DTYPES, "fp8_e4m3", "fp8_e5m2", "int8")
 TOOL_PARSERS = ("auto", "none", "hermes", "llama3_json", "qwen3_coder", "harmony", "gemma4")
 REASONING_PARSERS = ("auto", "none", "deepseek_r1", "qwen3", "harmony", "gemma4")
+TRACE_PROTOCOLS = ("grpc", "http/protobuf")
+_ENDPOINT = re.compile(r"(https?://)?(\[[0-9a-fA-F:.]+\]|[\w.-]+)(:\d+)?(/[^\s?#]*)?")
 OF_TLS = ("ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers",
           "ssl_refresh")
 """Fields that say how TLS is spoken, where it is."""
@@ -203,6 +205,13 @@ def _process_rules(c: Config) -> list[Rule]:
         ("runtime.log_interval", r.log_interval == 0 or 0.1 <= r.log_interval <= 86400,
          "must be 0 (off) or between 0.1 and 86400 seconds"),
         ("runtime.listen", listen is None, listen or ""),
+        ("runtime.otlp_traces_endpoint", r.otlp_traces_endpoint is None
+         or _ENDPOINT.fullmatch(r.otlp_traces_endpoint) is not None,
+         "must be HOST:PORT, http://HOST:PORT or https://HOST:PORT"),
+        ("runtime.otlp_traces_protocol", r.otlp_traces_protocol in TRACE_PROTOCOLS,
+         f"must be {' or '.join(TRACE_PROTOCOLS)}"),
+        ("runtime.otlp_service_name", 0 < len(r.otlp_service_name) <= 256
+         and r.otlp_service_name.isprintable(), "must be 1 to 256 printable characters"),
         ("runtime.recorder_bytes", r.recorder_bytes == 0 or r.recorder_bytes >= 1 << 16,
          "must be 0 (off) or at least 64 KiB"),
     ]

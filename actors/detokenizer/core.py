@@ -46,6 +46,7 @@ from actorium.actors.messages import (
     Unknown,
 )
 from actorium.actors.runtime.inflight_journal import NOBODY, InflightJournal, open_journal
+from actorium.actors.runtime.roles import TRACER_ROLE
 
 LOADING_BUDGET = 120.0
 WORKING_BUDGET = 30.0
@@ -76,6 +77,8 @@ class DetokenizerCore(Core):
         self._scheduler_epoch = 0
         """Highest epoch of a scheduler so far."""
         self._unsent: dict[int, OutputSequence] = {}
+        self._ended_traced: list[OutputSequence] = []
+        """Sequences with spans that have ended in this wake."""
         self._out: list[Send] = []
         self._tokens = self._repeated = 0
         self._step = 0
@@ -122,12 +125,13 @@ class DetokenizerCore(Core):
 
     def on_peer_stuck(self, role: str, now: float) -> bool:
         """The scheduler does not read: what it is sent is dropped until it does."""
-        return role == "scheduler"
+        return role in ("scheduler", TRACER_ROLE)
 
     def on_peer_back(self, role: str, now: float) -> None:
         """Asks the scheduler, which reads again, for a report of all sequences: it shows what the
         scheduler has missed."""
-        self._out.append(self._hello())
+        if role != TRACER_ROLE:
+            self._out.append(self._hello())
 
     def on_wake(self, now: float) -> Sequence[Send]:
         """Returns a TextBatch for each client with new deltas. The second wake loads the model:
@@ -147,6 +151,9 @@ class DetokenizerCore(Core):
             self._check_clients(connections, now)
         news = self._deltas(connections) if self._unsent else []
         out, self._out = self._out, []
+        if self._ended_traced:
+            news += [Send(TRACER_ROLE, seq.traced(now)) for seq in self._ended_traced]
+            self._ended_traced.clear()
         return out + news
 
     def _deltas(self, connections: ClientConnections) -> list[Send]:
@@ -287,8 +294,8 @@ class DetokenizerCore(Core):
                                                          "another client has taken it up"))
         prompt = memoryview(message.prompt).cast("i")
         stream = detokenizer.stream(prompt, message.text.skip_special_tokens)
-        seq = self._sequences[message.sid] = self._unsent[message.sid] = OutputSequence(message,
-                                                                                        stream)
+        seq = self._sequences[message.sid] = self._unsent[message.sid] = OutputSequence(
+            message, stream, now)
         self._clients.setdefault(message.client, set()).add(message.sid)
         self._ended_sequences.back(message.sid)
         self._connections.add(message.client, now)
@@ -336,6 +343,8 @@ class DetokenizerCore(Core):
         self.journal.put(NOBODY)
         for event in message.events:
             if (seq := live.get(event.sid)) is not None:
+                if event.cached_tokens is not None:
+                    seq.first_at = now
                 self._guarded(seq, seq.apply_event, event)
         missed, at = list[int](), 0
         for sid, start, count in zip(sids, starts, message.counts, strict=True):
@@ -395,6 +404,8 @@ class DetokenizerCore(Core):
     def _end(self, seq: OutputSequence) -> None:
         """Closes a sequence that has come to its regular end."""
         self._close(seq)
+        if seq.trace is not None:
+            self._ended_traced.append(seq)
         if seq.error is None and not self.journal.quiet:
             self.journal.finished(seq.name)
 

@@ -20,6 +20,7 @@ from actorium.actors.messages import (
 )
 from actorium.actors.params import TextParams
 from actorium.actors.runtime.inflight_journal import name_of
+from actorium.actors.tracing.trace_messages import TracedText
 
 FINISHED_BY_STOP = "stop"
 Key = tuple[bytes, str, int]
@@ -31,11 +32,11 @@ class OutputSequence:
 
     __slots__ = ("sid", "rid", "index", "client", "resume_seconds", "name", "prompt_tokens",
                  "created", "cached", "seen", "gap_end", "asked_at", "drafted", "accepted",
-                 "finish_reason", "stop_reason", "error", "_prompt", "_stream", "_stops",
-                 "_min_tokens", "_include_stop", "_text", "_tokens", "_start", "_logprobs",
-                 "_prompt_logprobs", "_prompt_told")
+                 "finish_reason", "stop_reason", "error", "trace", "first_at", "_prompt",
+                 "_stream", "_stops", "_min_tokens", "_include_stop", "_text", "_tokens", "_start",
+                 "_logprobs", "_prompt_logprobs", "_prompt_told")
 
-    def __init__(self, message: Open, stream: IncrementalDetokenizer) -> None:
+    def __init__(self, message: Open, stream: IncrementalDetokenizer, now: float = 0.0) -> None:
         self.sid = message.sid
         self.rid = message.rid
         self.index = message.index
@@ -59,6 +60,11 @@ class OutputSequence:
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self.error: Rejected | None = None
+        self.trace = None if message.end is not None else message.trace
+        """None = no span is made of it: of one that had ended before, its first life has made one.
+        """
+        self.first_at = now
+        """When its first token came, or it was opened; CLOCK_MONOTONIC seconds."""
         self._prompt = message.prompt
         params = message.text
         self._stream = stream
@@ -76,6 +82,11 @@ class OutputSequence:
     def key(self) -> Key:
         """What it is to its client."""
         return self.client, self.rid, self.index
+
+    def traced(self, now: float) -> TracedText:
+        """Returns what its span is made of, at its end."""
+        assert self.trace is not None
+        return TracedText(self.trace, self.rid, self.index, self.first_at, now, self.seen)
 
     @property
     def nothing_sent(self) -> bool:

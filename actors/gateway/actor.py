@@ -30,7 +30,7 @@ from actorium.actors.runtime.http.connection_records import (
 from actorium.actors.runtime.http.connection_store import StoreLink
 from actorium.actors.runtime.http.listening import ListenAddress, Origin
 from actorium.actors.runtime.inflight_journal import InflightJournal, open_journal
-from actorium.actors.runtime.roles import has_relay
+from actorium.actors.runtime.roles import TRACER_ROLE, has_relay
 
 LOG = logging.getLogger("actorium.gateway")
 FILE = "gateway.json"
@@ -42,7 +42,7 @@ BACKLOG = 2048
 KEEP_ALIVE = 75
 """Seconds for which a connection may be idle between two requests."""
 LOADING_BUDGET, SERVING_BUDGET = 120.0, 60.0
-Post = Callable[[Callable[[], None]], None]
+Post = Callable[..., None]
 
 
 class GatewayWakeUp(Message, frozen=True):
@@ -74,6 +74,7 @@ class GatewayCore(Core):
         self._engine: Any = None
         self._server: Any = None
         self._keeper: Any = None
+        self._traces: Any = None
         self._serving: asyncio.Task[None] | None = None
         self._draining = False
 
@@ -84,6 +85,7 @@ class GatewayCore(Core):
     def _load(self, post: Post) -> None:
         from actorium.actors.gateway.app import build_app
         from actorium.actors.gateway.http.bodies import PATIENCE
+        from actorium.actors.gateway.http.exchange_traces import ExchangeTraces
         from actorium.actors.gateway.served_engine import ServedEngine
         from actorium.actors.runtime.http.allowed_hosts import AllowedHosts
         from actorium.actors.runtime.http.http_connection import ConnectionLimits
@@ -91,8 +93,10 @@ class GatewayCore(Core):
         from actorium.actors.runtime.http.kept_connection import ConnectionKeeper
 
         def serve() -> None:
+            if self._ctx.config.runtime.otlp_traces_endpoint is not None:
+                self._traces = ExchangeTraces(self._ctx.role, post)
             self._engine = engine = ServedEngine(self._ctx.config, self._ctx.run_dir, self.journal,
-                                                 self._ctx.role)
+                                                 self._ctx.role, self._traces)
             engine.draining = self._draining
             settings = self._ctx.config.gateway
             limits = ConnectionLimits(
@@ -131,7 +135,13 @@ class GatewayCore(Core):
         """Does nothing: a gateway has no front."""
 
     def on_wake(self, now: float) -> Sequence[Send]:
-        return []
+        """Returns what the tracer gets."""
+        return [] if self._traces is None else [Send(TRACER_ROLE, one)
+                                                for one in self._traces.pop()]
+
+    def on_peer_stuck(self, role: str, now: float) -> bool:
+        """Drops messages to a tracer that does not read."""
+        return True
 
     def next_timer(self) -> float | None:
         return None

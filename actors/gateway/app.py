@@ -55,7 +55,8 @@ def whole_path(route: Route) -> Route:
 def handlers_of(engine: ServedEngine) -> dict[str, Handler]:
     """Returns the handlers by the routes' names."""
     return {
-        "page": documents.load().serve,
+        "page": documents.load(documents.PLAYGROUND).serve,
+        "status": documents.load(documents.STATUS).serve,
         "docs": documents.load(documents.API).serve,
         "dashboard": Dashboard(engine).serve,
         "chat": ChatTurn.handle,

@@ -39,6 +39,7 @@ from actorium.actors.client.calls import AsyncDeltaStream
 from actorium.actors.client.requests import Completion, Request, Resumable
 from actorium.actors.errors import Aborted, ActoriumError, EngineUnavailable
 from actorium.actors.gateway.http.access_log import CallUsage
+from actorium.actors.gateway.http.exchange_traces import ExchangeTrace
 from actorium.actors.gateway.http.http_errors import HttpError, bad_field, http_error
 from actorium.actors.gateway.resume.delta_streams import (
     Deltas,
@@ -96,6 +97,10 @@ class EngineCall:
         clients split a stream at its blank lines and take all that follows `data: `."""
         self.continued = record is not None and bool(record.begun)
         """A gateway that has died has sent the answer's beginning."""
+        self.token = os.urandom(16) if self._identity is None else self._identity.token
+        """Names the HTTP request, whichever gateway answers it."""
+        self.trace: ExchangeTrace | None = None
+        """None = there are no traces."""
         self.resume_id = self._resume_id()
         if record is not None and record.begun:
             self.position = decode_position(record.begun)
@@ -116,9 +121,13 @@ class EngineCall:
         self._digest = ""
         self._resumed: ResumableStream | None = None
 
+    @property
+    def taken_over(self) -> bool:
+        """A gateway that has died had begun to answer."""
+        return self._identity is not None and self._identity.again
+
     def _resume_id(self) -> str:
-        token = os.urandom(16) if self._identity is None else self._identity.token
-        resume_id = "s" + token.hex()
+        resume_id = "s" + self.token.hex()
         if self.key:
             digest = hashlib.sha256(self.tenant.encode() + b"\0" + self.key).hexdigest()
             resume_id = "k" + digest[:32]
@@ -160,7 +169,9 @@ class EngineCall:
     def in_background(self) -> EngineCall:
         """Returns another call of the same caller, for work that continues after this one's answer.
         """
-        return EngineCall(self.engine, {}, self.tenant, self._path)
+        call = EngineCall(self.engine, {}, self.tenant, self._path)
+        call.trace = self.trace
+        return call
 
     # --- the engine's requests ---
 
@@ -248,11 +259,14 @@ class EngineCall:
         grace = self.engine.settings.resume_grace if self.resumable else 0.0
         if self._record is not None:
             grace = max(grace, GATEWAY_GRACE)
-        again = bool(self.key) or self.position is not None \
-            or (self._identity is not None and self._identity.again)
-        return msgspec.structs.replace(request, resumable=Resumable(
-            rid=rid, seconds=grace, adopt=again, must_exist=self.position is not None,
-            created=self.created))
+        again = bool(self.key) or self.position is not None or self.taken_over
+        resumable = Resumable(rid=rid, seconds=grace, adopt=again,
+                              must_exist=self.position is not None, created=self.created)
+        if self.trace is None:
+            return msgspec.structs.replace(request, resumable=resumable)
+        return msgspec.structs.replace(
+            request, resumable=resumable, traceparent=self.trace.traceparent,
+            tracestate=self.trace.trace.state)
 
     def _ids(self, number: int) -> tuple[str, str]:
         """Returns (resume id, rid) of one of the requests. Raises `Aborted`."""

@@ -23,8 +23,9 @@ from contextlib import suppress
 from pathlib import Path
 from random import getrandbits
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
+from actorium.actors.config.tree import GatewayConfig
 from actorium.actors.core import Context, Core, Health, Send
 from actorium.actors.errors import BadConfig
 from actorium.actors.gateway import actor
@@ -46,6 +47,16 @@ LEAVING_SECONDS = 2.0
 """How long a caller may send nothing, after the end of what it is sent, until it is cut off."""
 SWEEP_SECONDS, REFRESH_SECONDS, AGAIN_SECONDS = 1.0, 2.0, 0.02
 """Between two looks: at what takes too long; at the files of TLS; at gateways that took nothing."""
+
+
+class FileStamp(NamedTuple):
+    """What tells whether a file has changed."""
+
+    path: Path
+    modified: int
+    """Nanoseconds."""
+    size: int
+    inode: int
 
 
 class RelayCore(Core):
@@ -201,7 +212,7 @@ class RelayCore(Core):
             LOG.warning("new connections see the certificate in %s as it is now",
                         self._wanted.ssl_certfile)
 
-    def _refresh(self, before: list[Any]) -> None:
+    def _refresh(self, before: list[FileStamp]) -> None:
         stamps = _stamps(self._wanted)
         if stamps != before:
             self._reload()
@@ -298,11 +309,11 @@ def _umask(pid: int) -> int:
     return int(match[1], 8) if match is not None else 0o077
 
 
-def _stamps(wanted: Any) -> list[Any]:
-    """Returns what tells whether the files of TLS have changed."""
+def _stamps(wanted: GatewayConfig) -> list[FileStamp]:
+    """Returns the stamps of the files of TLS."""
     stamps = []
     for path in tls_files(wanted).values():
         with suppress(OSError):
             at = path.stat()
-            stamps.append((str(path), at.st_mtime_ns, at.st_size, at.st_ino))
+            stamps.append(FileStamp(path, at.st_mtime_ns, at.st_size, at.st_ino))
     return stamps

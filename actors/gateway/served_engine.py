@@ -14,6 +14,7 @@ from actorium.actors.config.tree import Config
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.api.response_store import BackgroundJobs, open_store
 from actorium.actors.gateway.http.access_log import AccessLog
+from actorium.actors.gateway.http.exchange_traces import ExchangeTraces
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError
 from actorium.actors.gateway.http.peers import Peers
 from actorium.actors.gateway.parsers.thoughts import NONE
@@ -48,11 +49,13 @@ class ServedEngine:
     """One gateway's engine. Closed by `close`."""
 
     def __init__(self, config: Config, run_dir: Path,
-                 journal: InflightJournal | None = None, role: str = "gateway-0") -> None:
-        """role: the gateway's. Raises `BadConfig` if the response store cannot be opened."""
+                 journal: InflightJournal | None = None, role: str = "gateway-0",
+                 traces: ExchangeTraces | None = None) -> None:
+        """role: the gateway's; traces: None = there are none. Raises `BadConfig` if the response
+        store cannot be opened."""
         self.journal = journal or InflightJournal(actor="gateway")
         self.config, self.settings = config, config.gateway
-        self.run_dir = run_dir
+        self.run_dir, self.traces = run_dir, traces
         self.client = AsyncClient(run_dir)
         self.token_texts = TokenTexts(config)
         self.requests = 0

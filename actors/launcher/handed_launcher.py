@@ -4,13 +4,13 @@
     python -m actorium.actors.launcher.handed_launcher --check STATE
     python -m actorium.actors.launcher.handed_launcher STATE --back BACK
 
-STATE and BACK are descriptors (`handover`), PYTHON is the interpreter of the version before; the
-process is the one that its launcher has been. The actors of before run on until those of this
-version have imported what they need; then they are ended, and those of this version begin, which
-continue as after a death: from the ledger, and with the connections that the launcher holds.
+STATE and BACK are descriptors (`handover`), PYTHON is the old version's interpreter. The process is
+the one that the old launcher was. The old actors run on until the new ones have imported what they
+need; then the old ones are killed, and the new ones continue as after a death: from the ledger, and
+with the connections that the launcher holds.
 
-Whatever fails until they are ready, the version before gets the process back, and goes on. Where it
-could not read what this one writes, the scheduler and the gateways are started last, when the
+If anything fails before they are ready, the old version gets the process back, and goes on. Where
+it could not read what this one writes, the scheduler and the gateways are started last, when the
 others are ready, and from there on the engine is this version's, whatever happens: the ledger and
 the records of connections are not touched before. `--check` looks whether a state can be continued,
 and says why not.
@@ -57,11 +57,11 @@ from actorium.actors.runtime.roles import RELAY_ROLE, SCHEDULER, is_gateway, rol
 from actorium.actors.runtime.rundir import RunDir, rewrite_private
 
 PREPARE_SECONDS = 60.0
-"""For the imports of the new actors, while those of before run."""
+"""For the imports of the new actors, while the old ones run."""
 END_SECONDS = 60.0
 """For killed processes to end: the memory of a GPU is given back slowly."""
-PREPARING, ENDING, LOADING, STARTING, RUNNING = (
-    "preparing", "ending", "loading", "starting", "running")
+PREPARING, ENDING, LOADING, STARTING, RUNNING, GOING_BACK, CONTINUING = (
+    "preparing", "ending", "loading", "starting", "running", "going-back", "continuing")
 """Steps of an upgrade; see `upgrade_fault` in the configuration."""
 
 
@@ -123,8 +123,9 @@ class HandedLauncher(Launcher):
     def _replace(self) -> None:
         check_all(self.config)
         self._prepare()
-        if self._stops.count:  # those of before drain
+        if self._stops.count:  # the old actors drain
             self._step, self._up = RUNNING, True
+            self._connect_watchdog()
             self._outcome("failed", "the engine is stopping")
             return
         self._end_actors()
@@ -153,13 +154,13 @@ class HandedLauncher(Launcher):
         self._enter(STARTING)
         for role in self.roles:
             if role not in early:
-                self._actors.spawn_next(role)
+                self._spawn_next(role)
         self._fault(STARTING)
         self._run(f"actorium {__version__} runs", "done")
 
     def _prepare(self) -> None:
-        """Has all that will run import what it needs while the actors of before still run. One of
-        them that ends meanwhile ends that."""
+        """Has the new actors import what they need while the old ones still run. If one of those
+        ends meanwhile, this ends, too."""
         until = time.monotonic() + PREPARE_SECONDS
         running = len(self._actors.running)
         for role in self.roles:
@@ -171,14 +172,14 @@ class HandedLauncher(Launcher):
             self._wait_until(lambda: self._stops.count > 0, 0.02)
 
     def _end_actors(self) -> None:
-        """Kills the actors of before. What they have sent is in the ledger, so that no moment is
-        better than another; the step that is being computed is computed again. The relay stays,
-        since its connections would end with it."""
+        """Kills the old actors. What they have sent is in the ledger, so that no moment is better
+        than another; the step that is being computed is computed again. The relay stays, since its
+        connections would end with it."""
         self._enter(ENDING)
         self._ended_at = time.monotonic()
         ending = self._end_all_but_the_relay()
         if any(map(self._actors.is_running, ending)):
-            raise EngineFailed("the actors of before do not end")
+            raise EngineFailed("the old actors do not end")
         for actor in ending:
             acquit_all(self._actors.run_dir, actor.role)
         self._fault(ENDING)
@@ -206,10 +207,11 @@ class HandedLauncher(Launcher):
     # --- back ---
 
     def _go_back(self, why: str) -> NoReturn:
-        """Has the version before go on."""
+        """Has the old version go on."""
         state = self._handed
         self._say(f"upgrade: {why}; actorium {state.release} goes on")
         self._step = ENDING
+        self._fault(GOING_BACK)
         self._end_all_but_the_relay()
         for role in self.roles:
             acquit_all(self._actors.run_dir, role)
@@ -232,9 +234,16 @@ class HandedLauncher(Launcher):
         self._end_actors()
         self._up = True
         for role in self.roles:
-            self._actors.spawn_next(role)
+            self._spawn_next(role)
         self._connect_watchdog()
+        self._fault(CONTINUING)
         self._run(f"failed, actorium {__version__} goes on", "failed", back.why)
+
+    def _spawn_next(self, role: str) -> None:
+        """Starts an actor that goes on with what the one before has left."""
+        actor = self._actors.spawn_next(role)
+        if actor is not None and actor.epoch > 1:
+            self._drain.on_restarted(role, actor.epoch)
 
     # --- meanwhile ---
 
@@ -250,16 +259,19 @@ class HandedLauncher(Launcher):
             self._say(f"upgrade: {error}")
 
     def _fault(self, step: str) -> None:
-        """Kills what a test wants to be killed at this step."""
-        at, _, role = self.config.recovery.upgrade_fault.partition("=")
-        if at == step and not role:
-            os.kill(os.getpid(), signal.SIGKILL)
-        for actor in self._actors.running.values():
-            if at == step and actor.role == role:
-                kill_group(actor.pid)
+        """Does what a test wants to be done at this step (`upgrade_fault`)."""
+        for fault in self.config.recovery.upgrade_fault.split(","):
+            at, _, what = fault.partition("=")
+            if at != step:
+                continue
+            if what in ("", "stop"):
+                os.kill(os.getpid(), signal.SIGTERM if what else signal.SIGKILL)
+            for actor in self._actors.running.values():
+                if actor.role == what:
+                    kill_group(actor.pid)
 
     def _on_message(self, message: Any) -> None:
-        """Those that the actors of before send as they end count for nothing."""
+        """Ignores what the old actors send as they end."""
         if self._step in (LOADING, STARTING, RUNNING) or isinstance(message, Fatal):
             super()._on_message(message)
 

@@ -2,7 +2,7 @@
 place: the same process, by `execve`, so that its pid, its children and its sockets stay.
 
 The state is JSON in a memfd. It is read by the version that is started, and never written by it:
-where that goes back, the version before reads its own state once more, with `GoingBack` beside it.
+where that goes back, the old version reads its own state once more, with `GoingBack` beside it.
 So it has a version, and the last committed one is read; `GoingBack` must not change.
 """
 
@@ -85,7 +85,7 @@ class HandedOver(Struct, kw_only=True):
 
 
 class GoingBack(Struct, frozen=True):
-    """The version before goes on: why, and what has changed since it handed over. If an epoch is
+    """The old version goes on: why, and what has changed since it handed over. If an epoch is
     there, all its actors have ended but those in `children`."""
 
     why: str
@@ -210,6 +210,11 @@ class UpgradeCheck:
             os.close(memory)
         self.fd = os.pidfd_open(self._process.pid)
         poll.register(self.fd, select.POLLIN)
+
+    def end(self) -> None:
+        """Ends it: nobody asks for the answer any more."""
+        self._process.kill()
+        self.refusal()
 
     def refusal(self) -> str:
         """Why the other version does not go on with it; empty = it does. To be called once, when

@@ -10,11 +10,9 @@ with the launcher (parent-death signal). The replicas of a cluster (`replicas`) 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -33,20 +31,15 @@ from actorium.actors.errors import ActoriumError, BadConfig, BadModel, EngineUna
 from actorium.actors.launcher.children import ChildProcess, ChildProcesses, ForkedStarts
 from actorium.actors.launcher.preflight import check_all
 from actorium.actors.launcher.replicas import CLUSTER_INBOX, LocalReplicas
-from actorium.actors.launcher.stopping import (
-    FAULT_GRACE,
-    SIGNALS,
-    STOP_GRACE,
-    DrainLosses,
-    StopRequests,
-    remove_finished_ledger,
-)
+from actorium.actors.launcher.service_manager import READY, STOPPING, ServiceManager
+from actorium.actors.launcher.stopping import Drain, StopRequests, remove_finished_ledger
 from actorium.actors.messages import (
     Beat,
     Children,
     Exited,
     Fatal,
     Kill,
+    Recovered,
     Restarted,
     Spawn,
     ToLauncher,
@@ -56,12 +49,10 @@ from actorium.actors.messages import (
 from actorium.actors.runtime.console import print_notice
 from actorium.actors.runtime.http.connection_store import ConnectionStore
 from actorium.actors.runtime.process import (
-    DRAIN_SIGNAL,
     EXIT_BAD_CONFIG,
     EXIT_DRAINED,
     EXIT_FAULT,
     describe_exit,
-    kill_group,
     send_signal,
 )
 from actorium.actors.runtime.roles import (
@@ -69,17 +60,15 @@ from actorium.actors.runtime.roles import (
     RELAY_ROLE,
     TLS_PASSWORD,
     WATCHDOG,
-    drains_at_once,
     is_gateway,
     mates,
-    refuses_work,
     roles_of,
-    stop_rank,
 )
 from actorium.actors.runtime.rundir import RunDir, address, sweep, write_private
 
 if TYPE_CHECKING:
-    from actorium.actors.launcher.handover import HandedOver, UpgradeCheck
+    from actorium.actors.launcher.handover import HandedOver
+    from actorium.actors.launcher.upgrade_orders import UpgradeOrders
     from actorium.actors.launcher.watchdog_link import WatchdogLink
     from actorium.actors.runtime.mailbox import Inbox
 
@@ -118,19 +107,15 @@ class Launcher:
         """None = it is no cluster's."""
         self._restart_records: list[Restarted] = []
         """Of actors that ran before this launcher took over."""
-        self._check: UpgradeCheck | None = None
-        """Of the upgrade under way."""
+        self._upgrades: UpgradeOrders | None = None
         self.report: int | None = None
         """Descriptor at which an `Engine` reads how its launcher fares."""
         self._up = False
         """The engine has been ready."""
-        self._losses = DrainLosses()
-        self._rank = -1
-        """Of the group that is being stopped."""
-        self._drain_timed_out = False
-        """Actors are now killed by us."""
         self._context: Any = None
         self._stops = StopRequests()
+        self._drain = Drain(self._stops, self._wait_until)
+        self._service = ServiceManager.of_this_process()
         self._code = EXIT_DRAINED
 
     def run(self) -> int:
@@ -142,9 +127,11 @@ class Launcher:
         try:
             self._start()
             self._wait_until(lambda: self._stops.count > 0 or self.failure is not None)
-            self._stop_actors()
-            if self._losses.loss:
-                self._fail(EngineUnavailable(self._losses.loss), EXIT_FAULT)
+            self._service.send(STOPPING)
+            self._drain.run(self._actors, self.roles, self.config.runtime.drain_timeout,
+                            lambda: self.failure is not None)
+            if self._drain.loss:
+                self._fail(EngineUnavailable(self._drain.loss), EXIT_FAULT)
             if self.failure is None:
                 remove_finished_ledger(self.config)
         except ActoriumError as error:
@@ -205,6 +192,7 @@ class Launcher:
         """Called after the start: importing zmq takes longer than starting all the actors."""
         import zmq
 
+        from actorium.actors.launcher.upgrade_orders import UpgradeOrders
         from actorium.actors.launcher.watchdog_link import WatchdogLink
         from actorium.actors.runtime.mailbox import Inbox
 
@@ -216,6 +204,8 @@ class Launcher:
         self._poll.register(self._inbox.fd, select.POLLIN)
         self._watchdog = WatchdogLink(self.config, path, self._context,
                                       self._restart_records)
+        self._upgrades = UpgradeOrders(path, self._poll, self._why_no_upgrade, self._state,
+                                       self._say)
         if in_cluster:
             self._replicas = LocalReplicas(self.config, self.roles, self._actors, self._watchdog,
                                            self._context, self._send_children, self._say)
@@ -245,8 +235,8 @@ class Launcher:
                     self._connections.on_readable(fd)
                 if fd in self._actors.running:
                     self._on_exit(fd)
-                elif self._check is not None and fd == self._check.fd:
-                    self._on_upgrade_checked(self._check)
+                elif self._upgrades is not None:
+                    self._upgrades.on_readable(fd)
             self._on_timer(time.monotonic())
         return True
 
@@ -255,6 +245,8 @@ class Launcher:
         now = time.monotonic()
         dues = [timeout] if timeout is not None else []
         dues += [at - now for at in self._actors.kill_at.values()]
+        if self._service.next_ping is not None:
+            dues.append(self._service.next_ping - now)
         tick = self._watchdog.next_timer() if self._watchdog is not None and self._up else None
         if tick is not None:
             dues.append(tick - now)
@@ -262,6 +254,7 @@ class Launcher:
 
     def _on_timer(self, now: float) -> None:
         self._actors.kill_due(now)
+        self._service.ping(now)
         if self._watchdog is not None and self._up:
             for order in self._watchdog.orders(now):
                 self._on_message(order)
@@ -281,6 +274,8 @@ class Launcher:
                 self._fatals[message.role] = message
             case Up():
                 self._on_up()
+            case Recovered():
+                self._drain.on_recovered(message.role, message.epoch)
             case Beat() if self._watchdog is not None:
                 self._watchdog.on_beat(message)
             case Restarted() if self._watchdog is not None:
@@ -289,8 +284,8 @@ class Launcher:
                 self._on_kill(message)
             case Spawn():
                 self._on_spawn(message)
-            case Upgrade():
-                self._on_upgrade(message)
+            case Upgrade() if self._upgrades is not None:
+                self._upgrades.on_order(message)
             case ReplicaSet() if self._replicas is not None:
                 self._replicas.on_set(message, self._working)
             case AskReplicaSet() if self._replicas is not None:
@@ -300,6 +295,7 @@ class Launcher:
         self._up = True
         self._send_children()
         self._forks.on_up(self.config, self._actors.run_dir, self.roles)
+        self._service.send(READY)
         if self._ready is not None:
             self._ready()
 
@@ -318,8 +314,8 @@ class Launcher:
         spawned = [actor for role in mates(order.role, self.roles)
                    if (actor := self._actors.spawn(role, order.epoch)) is not None]
         for actor in spawned:
+            self._drain.on_restarted(actor.role, actor.epoch)
             self._say(f"{actor.role} is started again (pid {actor.pid}, epoch {actor.epoch})")
-            self._losses.on_restarted(actor.role, time.monotonic())
         if order.role == WATCHDOG and spawned:
             self._connect_watchdog()
         elif spawned:
@@ -335,12 +331,9 @@ class Launcher:
         return self._stops.count == 0 and self.failure is None
 
     def _restarts(self, role: str) -> bool:
-        """Whether an actor of this role that dies now is started again. While the engine drains,
-        only those are that the drain still needs."""
-        if not (self.config.recovery.restart and self._up and self.failure is None):
-            return False
-        needed = self._stops.count == 1 and stop_rank(role) > self._rank and not refuses_work(role)
-        return self._stops.count == 0 or needed
+        """Whether an actor of this role that dies now is started again."""
+        return (self.config.recovery.restart and self._up and self.failure is None
+                and self._drain.restarts(role))
 
     def _has_successor(self, role: str) -> bool:
         """Whether another one follows an actor that has just ended."""
@@ -362,17 +355,15 @@ class Launcher:
                else describe_exit(exited.status))
         death = f"{actor.role} (pid {actor.pid}) {how}"
         if self._restarts(actor.role) and exited.status != EXIT_BAD_CONFIG:
-            if self._stops.count:
-                self._losses.on_restartable_death(actor.role, f"{death} while the engine drained")
+            self._drain.on_restartable_death(actor.role, actor.epoch, death)
             why = self._fatal_of(actor).message
             self._say(f"{death}{why and ': ' + why}")
             if self._watchdog is not None:
                 self._watchdog.on_exit(exited, why)
         elif unexpected and self.failure is None:
             self._on_fault(actor, exited.status, death)
-        elif self._stops.count == 1 and not self._drain_timed_out:
-            self._losses.on_final_death(actor.role, f"{death} while the engine drained",
-                                        exited.status)
+        else:
+            self._drain.on_final_death(actor.role, death, exited.status)
         if self._connections is not None and not self._has_successor(actor.role):
             self._connections.drop(actor.role)
         if self._watchdog is not None:
@@ -423,23 +414,12 @@ class Launcher:
 
     # --- upgrade ---
 
-    def _on_upgrade(self, order: Upgrade) -> None:
-        """Has the other version look at what it would get."""
-        from actorium.actors.launcher.handover import UpgradeCheck
-
-        why = self._why_no_upgrade()
-        if not why:
-            try:
-                self._check = UpgradeCheck(order, self._state(order), self._poll)
-            except OSError as error:
-                why = f"{order.python}: {error.strerror}"
-        self._say_outcome(order, "refused" if why else "under way", why)
-
     def _why_no_upgrade(self) -> str:
-        if self._check is not None:
-            return "another upgrade is under way"
+        """Returns why the engine cannot be upgraded now; empty = it can."""
         if not (self._up and self._working):
             return "the engine is not ready" if self._working else "the engine is stopping"
+        if self._drain.recovering:
+            return f"being started again: {', '.join(self._drain.recovering)}"
         if self._replicas is not None or self.config.cluster.replica_of:
             return "a cluster is not upgraded as a whole: start another one beside it"
         if not (self.config.recovery.restart and self.config.recovery.ledger):
@@ -448,26 +428,8 @@ class Launcher:
             return "its launcher is a thread of another program"
         return ""
 
-    def _on_upgrade_checked(self, check: UpgradeCheck) -> None:
-        """Becomes the other version's launcher, unless that has refused."""
-        from actorium.actors.launcher.handover import execute, memory_of
-
-        self._check = None
-        refusal = check.refusal()
-        # A signal that comes from now on waits until that launcher handles it.
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        why = refusal or self._why_no_upgrade()
-        if not why:
-            state = self._state(check.order)
-            self._say(f"upgrade: {check.order.python} takes over")
-            try:
-                execute(check.order.python, memory_of(state), [sys.executable], state.descriptors)
-            except OSError as error:
-                why = f"{check.order.python}: {error.strerror}"
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        self._say_outcome(check.order, "refused", why)
-
     def _state(self, order: Upgrade) -> HandedOver:
+        """Returns what the other version's launcher gets."""
         from actorium.actors.launcher.handover import FORMATS_WRITTEN, HandedOver
 
         assert self._run_dir is not None and self._watchdog is not None
@@ -483,42 +445,7 @@ class Launcher:
             restarts=self._watchdog.restarts(), started=self._started_at,
             store=None if self._connections is None else self._connections.state())
 
-    def _say_outcome(self, order: Upgrade, state: str, why: str = "") -> None:
-        from actorium.actors.launcher.handover import UpgradeOutcome, write_outcome
-
-        with contextlib.suppress(OSError):
-            write_outcome(self._actors.run_dir, UpgradeOutcome(order.id, state, why))
-
     # --- stop ---
-
-    def _stop_actors(self) -> None:
-        """Refuse new work, then SIGTERM along the ring, each group once the one before ended."""
-        until = time.monotonic() + self.config.runtime.drain_timeout
-        for actor in self._actors.running.values():
-            if self.failure is None and drains_at_once(actor.role):
-                send_signal(actor.pid, DRAIN_SIGNAL)
-        for rank in sorted({stop_rank(role) for role in self.roles}):
-            self._rank = rank
-            if self.failure is None and self._stops.count == 1:
-                self._losses.before_stopping(rank, time.monotonic())
-            self._stop_group([a for a in self._actors.running.values()
-                              if stop_rank(a.role) == rank], until)
-
-    def _stop_group(self, group: list[ChildProcess], until: float) -> None:
-        """Ends these, and kills what has not ended by `until`, CLOCK_MONOTONIC seconds."""
-        def ended() -> bool:
-            return not any(self._actors.is_running(actor) for actor in group)
-
-        for actor in group:
-            send_signal(actor.pid, signal.SIGTERM)
-        patience = max(0.0, until - time.monotonic()) + STOP_GRACE
-        self._wait_until(lambda: self._stops.count > 1 or ended(),
-                         patience if self.failure is None else FAULT_GRACE)
-        self._drain_timed_out = self._drain_timed_out or not ended()
-        for actor in group:
-            if self._actors.is_running(actor):
-                kill_group(actor.pid)
-        self._wait_until(ended)
 
     def _reload_tls(self) -> bool:
         """Has the relay read its certificate again; False = there is none."""
@@ -535,7 +462,8 @@ class Launcher:
 
     def _clean_up(self) -> None:
         self._actors.close()
-        for box in (self._inbox, self._watchdog, self._replicas, self._connections):
+        for box in (self._inbox, self._watchdog, self._replicas, self._connections,
+                    self._upgrades):
             if box is not None:
                 box.close()
         if self._context is not None:

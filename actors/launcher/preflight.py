@@ -19,6 +19,7 @@ from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.models.model_dir import is_jinja, takes_media
 from actorium.actors.runtime.roles import serves_http
+from actorium.actors.tracing.tracer_actor import check_exporter
 
 NODES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvhost-ctrl-gpu", "/dev/nvmap", "/dev/dxg",
          "/dev/kfd")
@@ -42,8 +43,9 @@ def check_machine(config: Config) -> None:
                         "device.tensor_parallel_size")
     runs_locally = config.cluster.replicas > 0  # else a head whose replicas are all at nodes
     if runs_locally and config.device.device == "cuda" and not (
-            config.device.null_worker or _has_driver()):
-        raise BadConfig("device: cuda was asked for, but this machine has no CUDA device",
+            config.device.null_worker or has_driver()):
+        raise BadConfig("device: cuda was asked for, but this machine has no CUDA device "
+                        "(`actorium doctor` says what it has)",
                         "device.device")
     source = config.model.generation_config
     if source not in ("auto", "vllm"):
@@ -71,6 +73,7 @@ def check_packages(config: Config) -> None:
     if missing := [name for name in needed if find_spec(name) is None]:
         raise BadConfig(f"an engine needs {', '.join(missing)}; from a checkout: "
                         "pip install -e '.[engine]'")
+    check_exporter(config.runtime)
     if config.cluster.ray_address and find_spec("ray") is None:
         raise BadConfig("ray_address: Ray is not installed; from a checkout: "
                         "pip install -e '.[cluster]'",
@@ -107,7 +110,8 @@ def check_replicas(config: Config) -> None:
             raise BadConfig(f"max_{error}", "cluster.max_replicas") from None
 
 
-def _has_driver() -> bool:
+def has_driver() -> bool:
+    """Whether there is any trace of a GPU's driver."""
     if any(Path(node).exists() for node in NODES):
         return True
     try:

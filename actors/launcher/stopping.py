@@ -1,4 +1,4 @@
-"""Stopping an engine: who asks for it, and which deaths during the drain have cost streams.
+"""Stopping an engine: who asks for it, the drain, and which deaths meanwhile have cost streams.
 
 A signal, a caller, or the death of the process that the engine belongs to ask for it. A scheduler
 or detokenizer that dies while the engine drains is started again, and learns from the others which
@@ -14,14 +14,22 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actorium.actors.config.cluster_settings import ROUTER_LEDGER, clustered
 from actorium.actors.config.tree import Config
-from actorium.actors.runtime.process import DRAIN_SIGNAL, EXIT_DRAINED
-from actorium.actors.runtime.roles import ends_streams, stop_rank
+from actorium.actors.launcher.children import ChildProcess, ChildProcesses
+from actorium.actors.runtime.process import DRAIN_SIGNAL, EXIT_DRAINED, kill_group, send_signal
+from actorium.actors.runtime.roles import (
+    drains_at_once,
+    ends_streams,
+    finishes_work,
+    refuses_work,
+    stop_rank,
+)
 
 if TYPE_CHECKING:
     import zmq
@@ -117,37 +125,106 @@ def _has_terminal() -> bool:
     return True
 
 
-class DrainLosses:
-    """Watches one drain. Times are CLOCK_MONOTONIC seconds."""
+class Drain:
+    """An engine's orderly end, and which of its actors are still needed. Times are CLOCK_MONOTONIC
+    seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, stops: StopRequests, wait_until: Callable[..., bool]) -> None:
+        """wait_until: as `Launcher._wait_until`."""
+        self._stops, self._wait_until = stops, wait_until
         self.loss = ""
         """The death that has cost streams, in words; empty = none has."""
+        self._recovering: dict[str, int] = {}
+        """Role -> epoch of the actor that follows one that has ended, until it is ready."""
+        self._rank = -1
+        """Of the group that is being stopped; -1 = none yet."""
+        self._timed_out = False
+        """Actors are now killed by us."""
         self._restarting: tuple[str, str] | None = None
-        """The last actor that died and is started again: role, and what to say of its death."""
+        """The last actor that died in the drain and is started again: role, and what to say of its
+        death."""
         self._restarted_at = math.inf
 
-    def on_restartable_death(self, role: str, text: str) -> None:
+    # --- the actors ---
+
+    @property
+    def recovering(self) -> list[str]:
+        """The roles with requests to finish whose actor is not ready since it was started again:
+        what they have to finish they do not know yet, and a signal would end them."""
+        return [role for role in self._recovering if finishes_work(role)]
+
+    def restarts(self, role: str) -> bool:
+        """Whether an actor of this role that dies now is started again. While the engine drains,
+        only those are that the drain still needs."""
+        if self._stops.count == 1 and self._rank >= 0:
+            return stop_rank(role) > self._rank and not refuses_work(role)
+        return self._stops.count <= 1
+
+    def on_restartable_death(self, role: str, epoch: int, death: str) -> None:
         """An actor has died that will be started again."""
-        if ends_streams(role):
-            self._restarting, self._restarted_at = (role, text), math.inf
+        self._recovering[role] = epoch + 1
+        if self._rank >= 0 and ends_streams(role):
+            self._restarting = role, f"{death} while the engine drained"
+            self._restarted_at = math.inf
 
-    def on_final_death(self, role: str, text: str, status: int) -> None:
+    def on_final_death(self, role: str, death: str, status: int) -> None:
         """An actor has died that can have no successor."""
-        if ends_streams(role) and status not in CLEAN_EXITS:
-            self.loss = text
+        lost = ends_streams(role) and status not in CLEAN_EXITS
+        if lost and self._stops.count == 1 and not self._timed_out:
+            self.loss = f"{death} while the engine drained"
 
-    def on_restarted(self, role: str, now: float) -> None:
-        """An actor was started again."""
+    def on_restarted(self, role: str, epoch: int) -> None:
+        """An actor follows one that has ended."""
+        self._recovering[role] = epoch
         if self._restarting is not None and self._restarting[0] == role:
-            self._restarted_at = now
+            self._restarted_at = time.monotonic()
 
-    def before_stopping(self, rank: int, now: float) -> None:
-        """The actors of this rank are stopped next (`roles.STOP_ORDER`)."""
+    def on_recovered(self, role: str, epoch: int) -> None:
+        """That actor is ready."""
+        if self._recovering.get(role, 0) <= epoch:
+            self._recovering.pop(role, None)
+
+    # --- the end ---
+
+    def run(self, actors: ChildProcesses, roles: Iterable[str], timeout: float,
+            failed: Callable[[], bool]) -> None:
+        """Refuse new work, then SIGTERM along the ring, each group once the one before ended; all
+        that, and waiting for those that recover, takes `timeout` seconds at the most. failed:
+        whether the engine has, so that there is nothing to drain."""
+        until = time.monotonic() + timeout
+        self._wait_until(lambda: failed() or self._stops.count > 1 or not self.recovering, timeout)
+        for actor in actors.running.values():
+            if not failed() and drains_at_once(actor.role):
+                send_signal(actor.pid, DRAIN_SIGNAL)
+        for rank in sorted({stop_rank(role) for role in roles}):
+            self._rank = rank
+            if not failed() and self._stops.count == 1:
+                self._note_loss()
+            group = [a for a in actors.running.values() if stop_rank(a.role) == rank]
+            patience = max(0.0, until - time.monotonic()) + STOP_GRACE
+            self._stop_group(actors, group, FAULT_GRACE if failed() else patience)
+
+    def _note_loss(self) -> None:
+        """The actors of this rank are stopped next: one that was only just started again has not
+        learnt what it has to finish."""
         if self._restarting is not None:
-            role, text = self._restarting
-            if stop_rank(role) == rank and now - self._restarted_at < SETTLED:
-                self.loss = text
+            role, death = self._restarting
+            if stop_rank(role) == self._rank and time.monotonic() - self._restarted_at < SETTLED:
+                self.loss = death
+
+    def _stop_group(self, actors: ChildProcesses, group: list[ChildProcess], patience: float
+                    ) -> None:
+        """Ends these, and kills what has not ended after `patience` seconds."""
+        def ended() -> bool:
+            return not any(map(actors.is_running, group))
+
+        for actor in group:
+            send_signal(actor.pid, signal.SIGTERM)
+        self._wait_until(lambda: self._stops.count > 1 or ended(), patience)
+        self._timed_out = self._timed_out or not ended()
+        for actor in filter(actors.is_running, group):
+            kill_group(actor.pid)
+        self._wait_until(ended)
 
 
 def remove_finished_ledger(config: Config) -> None:

@@ -60,13 +60,15 @@ class SequenceMarks(Struct, frozen=True, array_like=True):
     cached_tokens: Count | None = None
     """Prompt tokens found in the prefix cache then; None = its prompt is not counted yet."""
     preemptions: Count = 0
-
+    recoveries: list[tuple[float, str]] = []
+    """Of a request that is traced: when it went on after a death, and the role that had died."""
 
     def shifted(self, by: float) -> SequenceMarks:
         """Returns them with the times of a clock that is so many seconds ahead."""
         times = {name: at + by for name in ("admitted", "first", "last")
                  if (at := getattr(self, name))}
-        return msgspec.structs.replace(self, **times)
+        return msgspec.structs.replace(self, **times, recoveries=[
+            (at + by, role) for at, role in self.recoveries])
 
 
 NO_MARKS = SequenceMarks()

@@ -272,7 +272,7 @@ class _Header:
     def read(self) -> GgufFile:
         """All of it."""
         if self.size < 4 or bytes(self._next(4)) != MAGIC:
-            raise _bad(self.path, "is no GGUF file")
+            raise _bad(self.path, "is no GGUF file: its first bytes are not GGUF's; fetch it again")
         version = self._number("I")
         if version and not version & 0xFFFF:
             raise _bad(self.path, "is big-endian: little-endian GGUF files are served")

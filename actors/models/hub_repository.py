@@ -139,8 +139,9 @@ def explained(name: ModelName) -> Iterator[None]:
         raise BadModel(f"model: {_refusal(name, error)}", "model") from None
     except HTTPError as error:
         raise BadModel(f"model: {str(name)!r} is neither here nor in the HF cache, and "
-                       f"{endpoint()} cannot be reached: {str(error) or type(error).__name__}"
-                       f"{names_like(name)}", "model") from None
+                       f"{endpoint()} cannot be reached: {str(error) or type(error).__name__}; "
+                       f"`actorium models` lists the models on this machine{names_like(name)}",
+                       "model") from None
     except HFValidationError as error:
         raise BadModel(f"model: {str(name)!r}: {str(error).splitlines()[0]}", "model") from None
     except OSError as error:

@@ -36,6 +36,7 @@ from actorium.actors.models.model_files import (
 from actorium.actors.models.model_names import (
     ModelName,
     cached_model,
+    gguf_models,
     hub_cache,
     parse_name,
     repository_dir,
@@ -67,7 +68,9 @@ def resolve(model: str) -> Path:
     path = Path(model).expanduser()
     name = parse_name(model)
     if not path.exists() and name is None:
-        raise BadModel(f"model: no such directory: {path.absolute()}", "model")
+        what = "file" if path.suffix == SUFFIX else "directory"
+        raise BadModel(f"model: no such {what}: {path.absolute()} (`actorium models` lists the "
+                       "models on this machine)", "model")
     if not path.exists():
         assert name is not None
         path = _cached(name)
@@ -101,7 +104,10 @@ def _checked(path: Path, what: str) -> Path:
     try:
         check_file(path / "config.json", MAX_JSON)
     except FileNotFoundError:
-        raise BadModel(f"model: {what} has no config.json in {path}", "model") from None
+        ggufs = gguf_models([file.name for file in path.glob(f"*{SUFFIX}")])
+        hint = f"; name one of its GGUF files: {path / ggufs[0]}" if ggufs else \
+            "; `actorium models FOLDER` lists the models below a folder"
+        raise BadModel(f"model: {what} has no config.json in {path}{hint}", "model") from None
     return path
 
 
@@ -411,3 +417,11 @@ def body_limit(config: Config) -> int:
 def bodies_limit(limit: int) -> int:
     """Bytes of all large bodies together, while they come. limit: of one."""
     return 64 * limit if limit <= TEXT_BODY else max(64 * TEXT_BODY, 8 * limit)
+
+
+def served_name(config: Config) -> str:
+    """The model's name in metrics and traces, as clients know it."""
+    model = config.model
+    if model.served_model_name or not model.model:
+        return next(iter(model.served_model_name), "demo")
+    return Path(model.model).name.removesuffix(".gguf") or Path(model.model).resolve().name

@@ -25,6 +25,10 @@ MAX_TOKENIZER = 256 << 20
 """Bytes of tokenizer.json: the largest published ones have some 35 megabytes."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 """Ends of names of files that are never read."""
+LFS_POINTER = b"version https://git-lfs.github.com/"
+"""How a file begins that a clone without Git LFS has instead of a large one."""
+LFS_BYTES = 1024
+"""Bytes of the largest of them."""
 SNAPSHOTS, REPOSITORY, BLOBS = "snapshots", "models--", "blobs"
 
 
@@ -64,6 +68,9 @@ def open_file(path: Path, max_bytes: int | None = None) -> int:
             raise _irregular(path)
         if max_bytes is not None and info.st_size > max_bytes:
             raise _too_large(path, max_bytes)
+        if info.st_size < LFS_BYTES and os.pread(fd, len(LFS_POINTER), 0) == LFS_POINTER:
+            raise BadModel(f"model: {path} is a pointer of Git LFS, not the file itself: `git lfs "
+                           "pull` in its folder fetches it", "model")
     except BaseException:
         os.close(fd)
         raise

@@ -26,9 +26,10 @@ RELAY, RELAY_ROLE = "actorium.actors.gateway.relay:build", "relay"
 TLS_PASSWORD = "ACTORIUM_SSL_KEYFILE_PASSWORD"
 """The variable in which the relay gets the key's password, and nobody else."""
 MEDIA = "actorium.actors.media.media_actor:build"
+TRACER, TRACER_ROLE = "actorium.actors.tracing.tracer_actor:build", "tracer"
 NULL_WORKER = "actorium.tools.null.null_worker:build"
 WITHOUT_TORCH = "actorium.actors.runtime.roles:preload"
-PRELOADS = dict.fromkeys((*ROLES.values(), GATEWAY, MEDIA, ROUTER), WITHOUT_TORCH) | {
+PRELOADS = dict.fromkeys((*ROLES.values(), GATEWAY, MEDIA, TRACER, ROUTER), WITHOUT_TORCH) | {
     ROLES["worker-0"]: "actorium.gpu.worker.preload:preload"}
 """What builds a role -> "module:function" that imports what it needs (`runtime/fork_server.py`)."""
 SERVES_HTTP = ("actorium.actors.gateway.app", "actorium.actors.runtime.http.http_server")
@@ -41,7 +42,7 @@ detokenizer gives up lost clients."""
 STREAMING = ("scheduler", "detokenizer")
 """Roles (by prefix) that stop when they have no more tokens to send; streams end with them."""
 STOP_ORDER = (("scheduler",), ("tokenizer", "worker", "detokenizer", "media", "replica", "nodes",
-              "ray"), ("gateway",), ("relay",), ("watchdog",))
+              "ray"), ("gateway",), ("relay", "tracer"), ("watchdog",))
 """How an engine drains: each group (of role prefixes) stops when the groups before it have."""
 
 
@@ -52,6 +53,8 @@ def roles_of(config: Config) -> dict[str, str]:
         role: built for role, built in ROLES.items() if role != WORKER}
     if takes_media(config):
         roles["media"] = MEDIA
+    if config.runtime.otlp_traces_endpoint is not None:
+        roles[TRACER_ROLE] = TRACER
     if serves_http(config.gateway):
         roles |= {f"gateway-{i}": GATEWAY for i in range(config.gateway.gateways)}
     if has_relay(config.gateway):
@@ -117,6 +120,11 @@ def drains_at_once(role: str) -> bool:
 def ends_streams(role: str) -> bool:
     """Whether streams that still run when the engine stops are lost if the role dies."""
     return role.split("-")[0] in STREAMING
+
+
+def finishes_work(role: str) -> bool:
+    """Whether the role has requests to finish when the engine stops."""
+    return drains_at_once(role) or ends_streams(role)
 
 
 def stop_rank(role: str) -> int:

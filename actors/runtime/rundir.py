@@ -263,7 +263,7 @@ def make_media_folder(run_dir: Path, need: int, shared: Path = SHARED_MEMORY) ->
     """The folder, made if missing. need: bytes that shared memory must have. Raises `OSError`."""
     link = run_dir / MEDIA
     if not os.path.lexists(link):
-        if _free_bytes(shared) >= need:
+        if free_bytes(shared) >= need:
             # The link is made first: a folder without one would be left behind by a kill.
             link.symlink_to(shared / f"actorium-media-{secrets.token_hex(16)}")
         else:
@@ -312,7 +312,7 @@ def _is_own_folder(folder: Path) -> bool:
     return stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid()
 
 
-def _free_bytes(shared: Path) -> int:
+def free_bytes(shared: Path) -> int:
     """Bytes that files there may take; 0 = it cannot be written."""
     try:
         stats = os.statvfs(shared)

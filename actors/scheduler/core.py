@@ -37,6 +37,7 @@ from actorium.actors.messages import (
     ToScheduler,
 )
 from actorium.actors.runtime.inflight_journal import InflightJournal
+from actorium.actors.runtime.roles import TRACER_ROLE, WORKER
 from actorium.actors.scheduler.cache.host_tier import HostTier
 from actorium.actors.scheduler.media_holds import MEDIA
 from actorium.actors.scheduler.outgoing import DETOKENIZER
@@ -125,7 +126,7 @@ class SchedulerCore(Core):
             self.requests.on_abort(message)
         elif isinstance(message, Ready):
             if (worker := self._group.join(message)) is not None:
-                self._on_ready(worker)
+                self._on_ready(worker, now)
         elif isinstance(message, Flush):
             self._on_flush(message)
         elif isinstance(message, PageAnswer):
@@ -200,7 +201,7 @@ class SchedulerCore(Core):
         """Returns the earliest deadline, or at once where more is to be sent."""
         return 0.0 if self.outgoing.has_more else self.requests.deadlines.next()
 
-    def _on_ready(self, ready: Ready) -> None:
+    def _on_ready(self, ready: Ready, now: float) -> None:
         """Starts over with a fresh worker: what ran on the one before is recomputed. (A worker that
         is known says `Ready` once more when it is asked; nothing is to be done then.)"""
         state, requests = self.state, self.requests
@@ -212,7 +213,7 @@ class SchedulerCore(Core):
         self.masks.reset()
         while (sequence := state.table.latest()) is not None:
             state.preempt(sequence, "worker")
-            requests.metrics.resumed([sequence])
+            requests.metrics.resumed([sequence], WORKER, now)
         state.reset_for_worker(ready)
         if ready.host_pages:
             state.tier = HostTier(state.kv_cache, ready, self._epoch, self._ranks)
@@ -304,11 +305,12 @@ class SchedulerCore(Core):
         """The detokenizer does not read: messages to it are dropped until it does. (A worker that
         does not read is a fault: it has at most two plans.)"""
         self._missed += role == DETOKENIZER
-        return role in (DETOKENIZER, MEDIA)
+        return role in (DETOKENIZER, MEDIA, TRACER_ROLE)
 
     def on_peer_back(self, role: str, now: float) -> None:
         """Reports every request anew to the detokenizer, which reads again."""
-        self._on_hello(role, now)
+        if role != TRACER_ROLE:
+            self._on_hello(role, now)
 
     def _on_hello(self, role: str, now: float, sids: Sequence[int] = ()) -> None:
         """Sends an actor that is new, or has missed something of these sequences, all that it

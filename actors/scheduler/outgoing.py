@@ -19,9 +19,13 @@ from actorium.actors.messages import (
     ToWorker,
     Unknown,
 )
-from actorium.actors.runtime.roles import WORKER
+from actorium.actors.runtime.roles import TRACER_ROLE, WORKER
 from actorium.actors.scheduler.recovery.recovery_log import RecoveryLog
-from actorium.actors.scheduler.request_state import RequestState, open_message
+from actorium.actors.scheduler.request_state import (
+    RequestState,
+    open_message,
+    traced_request,
+)
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.actors.scheduler.slot_table import SlotTable
 
@@ -70,6 +74,12 @@ class OutgoingMessages:
         """Adds reports of a request that was never queued."""
         to = self._rejections if self.blocked else self._reports
         to.extend(Send(DETOKENIZER, message) for message in messages)
+
+    def trace(self, requests: Iterable[RequestState], now: float) -> None:
+        """Adds what the tracer makes spans of: behind the records of their ends, so that no later
+        life does so again."""
+        self._reports.extend(Send(TRACER_ROLE, traced) for request in requests
+                             if (traced := traced_request(request, now)) is not None)
 
     # --- reporting again -------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from actorium.actors.messages import (
 )
 from actorium.actors.params import TextParams
 from actorium.actors.runtime.inflight_journal import InflightJournal
+from actorium.actors.runtime.roles import SCHEDULER
 from actorium.actors.scheduler.media_holds import new_media_holds
 from actorium.actors.scheduler.outgoing import OutgoingMessages
 from actorium.actors.scheduler.queue_policies import Deadlines
@@ -33,6 +34,7 @@ from actorium.actors.scheduler.request_state import (
     SequenceState,
     new_request_state,
     open_message,
+    received,
 )
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.actors.scheduler.step_results import draft_counts
@@ -57,6 +59,8 @@ class RequestLifecycle:
         self.state = SchedulerState(config.scheduler, config.memory, self.guard, self._ended)
         self.state.keep_history = self.history.keep_history
         self.deadlines = Deadlines()
+        self._ended_traced: list[RequestState] = []
+        """Requests with spans that have ended in this wake."""
         self.outgoing = OutgoingMessages(self.history, self._epoch)
         self.worker: Ready | None = None
         self.next_sid = 1
@@ -80,7 +84,7 @@ class RequestLifecycle:
             self._accept(submit, now)
 
     def _accept(self, submit: Submit, now: float) -> None:
-        request = new_request_state(submit, self.next_sid)
+        request = new_request_state(received(submit, now), self.next_sid)
         rejection = self._check(request, now) or self.masks.add_request(request)
         if rejection is not None:
             self.refuse(request.key, rejection)
@@ -161,7 +165,8 @@ class RequestLifecycle:
                 self.history.restored(request)
             else:
                 self.history.finished([request], now)
-        self.metrics.resumed([each for request in live for each in request.live.values()])
+        self.metrics.resumed([each for request in live for each in request.live.values()],
+                             SCHEDULER, now)
         for request in live:
             if (refusal := self.guard.refusal_for(*request.key)) is not None:
                 self.fail_request(request, refusal)
@@ -217,6 +222,8 @@ class RequestLifecycle:
         if self.media is not None:
             self.media.ended(request.submit)
         self.metrics.request_ended(request)
+        if request.submit.trace is not None:
+            self._ended_traced.append(request)
 
     def end_failed(self) -> None:
         """Ends the requests on which work has raised."""
@@ -239,6 +246,9 @@ class RequestLifecycle:
         if self.state.finished_requests:
             self.guard.finished(self.state.finished_requests)
             self.history.finished(self.state.finished_requests, now)
+        if self._ended_traced:
+            self.outgoing.trace(self._ended_traced, now)
+            self._ended_traced.clear()
         if not self.outgoing.blocked:
             self.history.counted(self.metrics.commit(self.state, now))
 

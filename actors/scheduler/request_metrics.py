@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from actorium.actors.messages import SequenceEvent, StepResult
 from actorium.actors.runtime.beat_gauges import BOUNDS, MARK, PREEMPTION_CAUSES, SUM
 from actorium.actors.scheduler.request_state import PlanRecord, RequestState, SequenceState
 from actorium.actors.scheduler.scheduler_state import SchedulerState
+from actorium.actors.tracing.trace_messages import TracedChoice
 
 _BOUNDS = {name: np.array(bounds) for name, bounds in BOUNDS.items()}
 _BUCKETS = {name: [f"{name}{MARK}{i}" for i in range(len(bounds) + 1)]
@@ -143,6 +144,8 @@ class SequenceTimes:
     """When its last token came, once another sequence has its slot."""
     slot: int = 0
     """Where its last tokens came from."""
+    recoveries: list[tuple[float, str]] = field(default_factory=list)
+    """As of `SequenceMarks`."""
 
 
 class RequestMetrics:
@@ -157,6 +160,8 @@ class RequestMetrics:
         self._lives: dict[int, SequenceTimes] = {}
         self._firsts: list[SequenceState] = []
         """Sequences that had their first token since the last commit."""
+        self._recovered: list[SequenceState] = []
+        """Sequences that recovered since then, whose requests are traced."""
         self._of_state, self._preempted = (0, 0, 0), Counter[str]()
         """The state's counters then: prompt tokens, those cached, preemptions; these by cause."""
         self._times = np.zeros(slots)
@@ -186,16 +191,20 @@ class RequestMetrics:
                 self.tally.observe("queued", now - life.arrival)
             self._lives[sequence.sid] = life
 
-    def resumed(self, sequences: Iterable[SequenceState]) -> None:
-        """Counts sequences that go on after the death of a worker or a scheduler, and takes over
-        what an earlier life has seen of them."""
+    def resumed(self, sequences: Iterable[SequenceState], role: str, now: float) -> None:
+        """Counts sequences that go on after the death of a worker or a scheduler (`role`), and
+        takes over what an earlier life has seen of them."""
         for sequence in sequences:
             self.tally.add("resumed_sequences")
             self.tally.add("resumed_tokens", len(sequence.emitted))
             if (marks := sequence.marks).admitted and sequence.sid not in self._lives:
                 self._lives[sequence.sid] = SequenceTimes(
                     sequence, sequence.request.submit.arrival or marks.admitted, marks.admitted,
-                    marks.first, marks.last)
+                    marks.first, marks.last, recoveries=list(marks.recoveries))
+            life = self._lives.get(sequence.sid)
+            if life is not None and sequence.request.submit.trace is not None:
+                life.recoveries.append((now, role))
+                self._recovered.append(sequence)
 
     def result(self, record: PlanRecord, result: StepResult, state: SchedulerState, now: float
                ) -> None:
@@ -262,6 +271,9 @@ class RequestMetrics:
                     self._end(life, now)
 
     def _end(self, life: SequenceTimes, now: float) -> None:
+        if life.sequence.request.submit.trace is not None:
+            life.sequence.traced = TracedChoice(life.sequence.index, life.admitted, life.first, now,
+                                                recoveries=life.recoveries)
         observe, tokens = self.tally.observe, len(life.sequence.emitted)
         observe("request", now - life.arrival)
         observe("inference", now - life.admitted)
@@ -295,11 +307,12 @@ class RequestMetrics:
         self._count_state(state)
         counts = self.tally.commit()
         marked: list[SequenceState] = []
-        if state.newly_marked or self._firsts:
-            marked = [sequence for sequence in {*state.newly_marked, *self._firsts}
-                      if sequence.sid in state.sequences]
+        if state.newly_marked or self._firsts or self._recovered:
+            fresh = {*state.newly_marked, *self._firsts, *self._recovered}
+            marked = [sequence for sequence in fresh if sequence.sid in state.sequences]
             state.newly_marked.clear()
             self._firsts.clear()
+            self._recovered.clear()
         self._open_before, self.open_sequences = self.open_sequences, len(state.sequences)
         return CountsRecord(self.tally.number, counts, now, {
             sequence.sid: self.marks_of(sequence) for sequence in marked}) if counts else None
@@ -333,7 +346,7 @@ class RequestMetrics:
         times = (0.0, 0.0, 0.0) if life is None else (life.admitted, life.first,
                                                       self._last_of(life))
         return SequenceMarks(*times, sequence.cached_len if sequence.counted else None,
-                             sequence.preemptions)
+                             sequence.preemptions, [] if life is None else life.recoveries)
 
     # --- gauges ---
 

@@ -19,6 +19,7 @@ from actorium.actors.scheduler.cache.kv_cache_manager import PrefixLock
 from actorium.actors.scheduler.cache.page_allocator import NO_PAGES, Ints, Longs
 from actorium.actors.scheduler.cache.radix_cache import PrefixKey, PrefixMatch
 from actorium.actors.scheduler.cache.tree_nodes import TreeNode
+from actorium.actors.tracing.trace_messages import TracedChoice, TracedRequest
 
 REPORTED_PROMPT_TOKENS = 1024
 """Tokens at the end of a prompt that are sent to the detokenizer with each choice; all of them
@@ -115,6 +116,8 @@ class SequenceState:
     """How it has ended."""
     marks: SequenceMarks = NO_MARKS
     """What an earlier life of the scheduler has counted of it."""
+    traced: TracedChoice | None = None
+    """What its spans are made of, once it has ended, where its request is traced."""
 
     @property
     def tenant(self) -> str:
@@ -166,6 +169,12 @@ class RequestState:
             self.params = msgspec.structs.replace(self.params, max_tokens=room)
 
 
+def received(submit: Submit, now: float) -> Submit:
+    """Returns a new request with the time, if it is traced: the first that queues it notes it."""
+    return submit if submit.trace is None or submit.queued else msgspec.structs.replace(
+        submit, queued=now)
+
+
 def new_request_state(submit: Submit, first_sid: int) -> RequestState:
     """Returns the request of a Submit, with its `n` sequences numbered from `first_sid`."""
     prompt = np.frombuffer(submit.prompt, np.int32, count=len(submit.prompt) // 4)
@@ -187,7 +196,30 @@ def open_message(sequence: SequenceState, epoch: int) -> Open:
     return Open(sid=sequence.sid, rid=submit.rid, index=sequence.index, client=submit.client,
                 prompt=prompt, text=submit.text, logprobs=submit.params.logprobs,
                 epoch=epoch, resume_seconds=submit.resume_seconds, created=submit.created,
-                prompt_before=(len(submit.prompt) - len(prompt)) // 4)
+                prompt_before=(len(submit.prompt) - len(prompt)) // 4, trace=submit.trace)
+
+
+def traced_request(request: RequestState, now: float) -> TracedRequest | None:
+    """Returns what the spans of a request are made of that has just ended; None if it is not
+    traced."""
+    submit, params = request.submit, request.params
+    if submit.trace is None:
+        return None
+    return TracedRequest(
+        submit.trace, submit.rid, submit.arrival, submit.queued, len(request.prompt),
+        params.max_tokens, params.temperature, params.top_p, params.top_k,
+        params.presence_penalty, params.frequency_penalty,
+        [_with_end(choice, choice.traced or TracedChoice(choice.index, ended=now))
+         for choice in request.choices])
+
+
+def _with_end(sequence: SequenceState, choice: TracedChoice) -> TracedChoice:
+    end = sequence.finish or SequenceEvent(sequence.sid)
+    return msgspec.structs.replace(
+        choice, finish_reason=end.finish_reason or "", error=end.error_code or "",
+        tokens=len(sequence.emitted), cached_tokens=sequence.cached_len,
+        draft_tokens=end.draft_tokens or 0, accepted_tokens=end.accepted_tokens or 0,
+        preemptions=sequence.preemptions)
 
 
 class PlanRecord(NamedTuple):

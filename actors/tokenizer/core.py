@@ -37,6 +37,7 @@ from actorium.actors.messages import (
     Tokenize,
     Tokenized,
     ToTokenizerFront,
+    TraceContext,
 )
 from actorium.actors.params import Structured, for_choices
 from actorium.actors.runtime.inflight_journal import InflightJournal, open_journal
@@ -51,6 +52,7 @@ from actorium.actors.tokenizer.prompt_encoder import (
 )
 from actorium.actors.tokenizer.request_queue import PendingMessage, RequestQueue
 from actorium.actors.tokenizer.text_model import TextModel
+from actorium.actors.tracing.trace_context import new_trace
 
 LOADING_BUDGET = 120.0
 WORKING_BUDGET = 60.0
@@ -336,9 +338,20 @@ class TokenizerCore(Core):
             deadline=now + timeout, arrival=now, tenant=message.tenant,
             priority=message.priority, grammar=grammar, resume_seconds=message.resume_seconds,
             rules=defaults.token_rules(message.params, model), cache_salt=message.cache_salt,
-            media=prompt.media, created=message.created)))
+            media=prompt.media, created=message.created, trace=self._trace(entry))))
         self._remember(key, len(ids), now)
         self._reply(client, Accepted(message.rid, len(ids)))
+
+    def _trace(self, entry: PendingMessage) -> TraceContext | None:
+        """Returns the trace that the request's spans belong to; None = there are none of it."""
+        if self._config.runtime.otlp_traces_endpoint is None:
+            return None
+        message = entry.message
+        trace = message.trace or new_trace(entry.client, message.rid.encode(),
+                                           repr(entry.now).encode())
+        return msgspec.structs.replace(
+            trace, operation="text_completion" if message.messages is None else "chat"
+        ) if trace.sampled else None
 
     def _remember(self, key: tuple[bytes, str], tokens: int, now: float) -> None:
         self._known[key] = tokens, now

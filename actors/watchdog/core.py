@@ -22,6 +22,7 @@ from actorium.actors.messages import (
     Exited,
     Fatal,
     GetStatus,
+    Recovered,
     Status,
     ToWatchdog,
     ToWatchdogFront,
@@ -176,12 +177,20 @@ class WatchdogCore(Core):
             orders = self.supervisor.tick(others, now, self.actors.get(WATCHDOG))
             self._sends += [Send(LAUNCHER, message)
                             for message in (*self.supervisor.changed_restarts(), *orders)]
+            self._report_recovered(now)
         if self._waiters and (self.ready or self.error is not None):
             for client, rid in self._waiters:
                 self._answer(client, rid, now)
             self._waiters.clear()
         sends, self._sends = self._sends, []
         return sends
+
+    def _report_recovered(self, now: float) -> None:
+        """Reports to the launcher which actors that were started again are ready."""
+        for actor in self.actors.values():
+            if actor.epoch > 1 and not actor.reported and actor.is_ready(now, self._heartbeat):
+                actor.reported = True
+                self._sends.append(Send(LAUNCHER, Recovered(actor.role, actor.epoch)))
 
     @property
     def ready(self) -> bool:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from actorium.actors.config.cluster_settings import NODES_ROLE, RAY_ROLE
 from actorium.actors.health import HUNG, SILENT
 from actorium.actors.runtime.beat_gauges import MARK
-from actorium.actors.runtime.roles import SCHEDULER, WORKER
+from actorium.actors.runtime.roles import SCHEDULER, TRACER_ROLE, WORKER
 
 DETOKENIZER, MEDIA = "detokenizer", "media"
 GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
@@ -139,6 +139,11 @@ ACTORIUM = (
     Row("media_hits", COUNTER, "Those of them that were held already.", role=MEDIA),
     Row("media_refused", COUNTER, "Images and videos refused.", role=MEDIA),
     Row("media_evicted", COUNTER, "Held ones given up for others.", role=MEDIA),
+    Row("trace_spans_exported", COUNTER, "Spans that the collector of traces has taken.",
+        role=TRACER_ROLE),
+    Row("trace_spans_dropped", COUNTER,
+        "Spans given up, since the collector did not take them in time.", role=TRACER_ROLE),
+    Row("trace_spans_waiting", GAUGE, "Spans that wait for the collector.", role=TRACER_ROLE),
     Row("detokenizer_sequences", GAUGE, "Sequences on their way to text.", role=DETOKENIZER),
 )
 """After `actorium:`."""

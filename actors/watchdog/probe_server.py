@@ -18,7 +18,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from actorium.actors.config.tree import Config, ProbeConfig
+from actorium.actors.config.tree import ProbeConfig
 from actorium.actors.core import Context
 from actorium.actors.errors import BadConfig
 from actorium.actors.runtime.http import listening
@@ -167,11 +167,3 @@ def _refused(wanted: ProbeConfig, error: OSError) -> BadConfig:
                          "probes.probe_host")
     return BadConfig(f"probe_port: cannot listen at {wanted.probe_host}:{wanted.probe_port}: "
                      f"{error.strerror}", "probes.probe_port")
-
-
-def served_name(config: Config) -> str:
-    """The model's name in metrics, as clients know it."""
-    model = config.model
-    if model.served_model_name or not model.model:
-        return next(iter(model.served_model_name), "demo")
-    return Path(model.model).name.removesuffix(".gguf") or Path(model.model).resolve().name

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from actorium.actors.config.tree import Config
-from actorium.actors.runtime.roles import SCHEDULER
+from actorium.actors.runtime.roles import SCHEDULER, TRACER_ROLE
 from actorium.actors.watchdog.core import WatchdogCore
 from actorium.actors.watchdog.hangs import find_hang
 from actorium.actors.watchdog.supervised import Supervised, find_missing
@@ -47,7 +47,8 @@ def _obstacles(core: WatchdogCore, config: Config, now: float) -> list[str]:
         return [core.error]
     if not core.expected:
         return ["no actor has been started"]
-    actors = [core.actors[role] for role in sorted(core.expected)]
+    actors = [core.actors[role] for role in sorted(core.expected)
+              if role != TRACER_ROLE or not core.was_ready]  # no request waits for it
     obstacles = [f"{actor.role} is {actor.state}" + (f" ({actor.detail})" if actor.detail else "")
              for actor in find_missing(actors, now, config.runtime.heartbeat, core.was_ready)]
     if not obstacles and config.recovery.restart and not core.was_ready:

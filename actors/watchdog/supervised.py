@@ -37,6 +37,8 @@ class Supervised(Struct):
     """It counts as hung and is about to be killed: "silent" or "hung"."""
     before: dict[str, float] = {}
     """The last gauges of its predecessor."""
+    reported: bool = False
+    """The launcher knows that it has been ready."""
     resting: bool = False
     """Its last two heartbeats reported no work: the next one comes after `IDLE_HEARTBEAT`."""
 

@@ -207,7 +207,7 @@ class Supervisor:
         for r in restarts:
             self._restarts.restore(r.role, RestartRecord(r.delays, r.worked, r.working_since,
                                                          deque(r.counted)))
-            self.counts.update({(r.role, cause): n for cause, n in r.causes.items()})
+            self.counts |= Counter({(r.role, cause): n for cause, n in r.causes.items()})
 
     def gauges(self) -> dict[str, float]:
         """Restarts ordered so far: "restarts.ROLE.CAUSE" -> how many."""

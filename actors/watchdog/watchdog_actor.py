@@ -14,6 +14,7 @@ from actorium.actors.cluster.cluster_control import RetiredReplica
 from actorium.actors.config.cluster_settings import clustered
 from actorium.actors.core import Context, CoreObserver, Health, Send
 from actorium.actors.messages import Beat, Exited
+from actorium.actors.models.model_dir import served_name
 from actorium.actors.runtime.process import activity_seen_by_watcher
 from actorium.actors.watchdog import probe_server
 from actorium.actors.watchdog.core import WatchdogCore
@@ -97,4 +98,4 @@ class WatchdogActor(CoreObserver):
         core = self._core
         restarts = core.supervisor.counts if core.supervisor is not None else {}
         return MetricsInput(core.actors, restarts, {}, self.condition(now).ready, self._config,
-                            probe_server.served_name(self._config), __version__, now)
+                            served_name(self._config), __version__, now)

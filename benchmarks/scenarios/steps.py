@@ -21,11 +21,20 @@ from actorium.actors.config.tree import (
     SpeculationConfig,
 )
 from actorium.actors.core import Context
+from actorium.actors.detokenizer.core import DetokenizerCore
 from actorium.actors.ledger.committer import LedgerCommitter
-from actorium.actors.messages import Submit, ToScheduler, ToWorker
+from actorium.actors.messages import (
+    Attach,
+    Submit,
+    ToDetokenizer,
+    ToScheduler,
+    ToWorker,
+    TraceContext,
+)
 from actorium.actors.params import ResolvedParams, TextParams
 from actorium.actors.runtime.roles import WORKER
 from actorium.actors.scheduler import scheduler_actor
+from actorium.actors.scheduler.outgoing import DETOKENIZER
 from actorium.tools.null import null_worker
 
 RUNNING = [1, 16, 64, 256, 1024]
@@ -62,15 +71,18 @@ class Bench:
         self._to_scheduler = msgspec.msgpack.Decoder(ToScheduler)
         self._to_worker = msgspec.msgpack.Decoder(ToWorker)
         self.results: list[bytes] = []
+        self.reports: list[bytes] = []
+        """What the last wake has sent to the detokenizer."""
         self.work([])
         self.plan_bytes: list[int] = []
 
-    def submit(self, number: int) -> bytes:
+    def submit(self, number: int, tokens: int = 100_000, trace: TraceContext | None = None
+               ) -> bytes:
         """A request that has nothing in common with others."""
         prompt = np.arange(number * CONTEXT, (number + 1) * CONTEXT, dtype=np.int32).tobytes()
         return self._encoder.encode(Submit(
             rid=f"r{number}", client=b"bench", prompt=prompt, n=1, text=TextParams(), seed=number,
-            params=ResolvedParams(max_tokens=100_000)))
+            params=ResolvedParams(max_tokens=tokens), trace=trace))
 
     def wake(self, frames: Sequence[bytes]) -> tuple[float, list[bytes]]:
         """One wake of the scheduler: (microseconds, the plans it sent)."""
@@ -82,6 +94,7 @@ class Bench:
             sends = self._commits.commit(sends, 0.0)
         sent = [(send.to, self._encoder.encode(send.message)) for send in sends]
         spent = (time.perf_counter_ns() - start) / 1000
+        self.reports = [frame for to, frame in sent if to == DETOKENIZER]
         return spent, [frame for to, frame in sent if to == WORKER]
 
     def work(self, plans: Sequence[bytes]) -> None:
@@ -130,3 +143,75 @@ def core(running: list[int] = RUNNING, repeat: int = 5) -> Rows:
         plain, drafts = (max(run[kind][1] for run in runs)
                          for kind in ("us_per_step", "us_per_step_drafts"))
         yield {"running": count, **spent, "plan_bytes_max": plain, "plan_bytes_max_drafts": drafts}
+
+
+class TextBench:
+    """A detokenizer that takes encoded messages."""
+
+    def __init__(self) -> None:
+        config = Config(recovery=RecoveryConfig(restart=False))
+        self._core = DetokenizerCore(Context(config, Path("/nonexistent"), DETOKENIZER, 1, 0))
+        self._decode = msgspec.msgpack.Decoder(ToDetokenizer).decode
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._core.on_wake(0.0)
+        self._core.on_wake(0.0)
+        self._core.on_client(b"bench", Attach(), 0.0)
+
+    def wake(self, frames: Sequence[bytes]) -> float:
+        """One wake: microseconds."""
+        start = time.thread_time_ns()
+        for frame in frames:
+            self._core.on_message(self._decode(frame), 0.0)
+        for send in self._core.on_wake(0.0):
+            self._encode(send.message)
+        return (time.thread_time_ns() - start) / 1000
+
+
+def short_requests(running: int, tokens: int, steps: int, trace: TraceContext | None
+                   ) -> tuple[Any, int]:
+    """Microseconds of processor time in the scheduler and in the detokenizer, f8[steps, 2], and how
+    many requests have ended. Each is followed by another; as many end in one step as in any."""
+    bench, texts = Bench(running, cache=False), TextBench()
+    first = [bench.submit(i, 1 + tokens * (i + 1) // running, trace) for i in range(running)]
+    bench.step()
+    bench.work(bench.wake(first)[1])
+    texts.wake(bench.reports)
+    spent, number = np.zeros((steps, 2)), running
+    for step in range(steps):
+        fresh = running - int(bench.scheduler.health().gauges["open_sequences"])
+        frames = [bench.submit(number + i, tokens, trace) for i in range(fresh)]
+        number += fresh
+        if bench.results:  # none while a request alone begins
+            frames.append(bench.results.pop(0))
+        start = time.thread_time_ns()
+        plans = bench.wake(frames)[1]
+        spent[step, 0] = (time.thread_time_ns() - start) / 1000
+        bench.work(plans)
+        spent[step, 1] = texts.wake(bench.reports)
+    return spent, number - running
+
+
+@scenario
+def traces(running: list[int] = [1, 64], tokens: int = 256, repeat: int = 9) -> Rows:  # noqa: B006
+    """Microseconds of processor time that traces (--otlp-traces-endpoint) add to a step.
+
+    In the cores of the scheduler and the detokenizer, with what they decode and encode, for
+    requests of `tokens` tokens of which one follows another. With traces and without by turns; all
+    runs do the same in the same step, and of each step the least counts: what disturbs a run only
+    adds. A step by itself costs nothing: what is added belongs to begins and ends of requests, so
+    it grows with the requests that end a step.
+    """
+    trace = TraceContext(bytes(range(16)), bytes(range(8)), operation="chat")
+    for count in running:
+        steps = max(1000, 4 * tokens)
+        rounds = [[short_requests(count, tokens, steps, each) for each in (None, trace)]
+                  for _ in range(repeat)]
+        off, on = (np.min([each[which][0] for each in rounds], axis=0).mean(axis=0)
+                   for which in (0, 1))
+        ends, added = rounds[0][0][1] / steps, on - off
+        yield {"running": count, "tokens": tokens, "requests_per_step": round(ends, 4),
+               "scheduler_us_per_step": round(off[0], 2),
+               "detokenizer_us_per_step": round(off[1], 2),
+               "traces_scheduler_us_per_step": round(added[0], 2),
+               "traces_detokenizer_us_per_step": round(added[1], 2),
+               "traces_us_per_request": round(added.sum() / ends, 1)}

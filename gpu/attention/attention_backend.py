@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -144,6 +144,8 @@ class NativeAttention(AttentionBackend):
         self.exact, self._latents = exact or latent_rank > 0, latent_rank > 0
         self.two_ways = exact and not self._latents
         """`exact` may be changed between two steps."""
+        self.recorder: Callable[..., None] | None = None
+        """Of decodes; see `NativeDelta`."""
 
     @classmethod
     def missing(cls, part: str, device: torch.device) -> str:
@@ -171,7 +173,7 @@ class NativeAttention(AttentionBackend):
                window: int, scale: float, soft_cap: float = 0.0,
                slopes: Tensor | None = None) -> Attend:
         return NativeDecode(self.lib, self.threads, pages, lens, q_len, page_size, window, scale,
-                            self.exact, soft_cap, slopes, self._latents)
+                            self.exact, soft_cap, slopes, self._latents, self.recorder)
 
     def chunk_tables(self, pages: Tensor, lens: Tensor, q_len: int, page_size: int,
                      chunk: int) -> tuple[Tensor, Tensor]:

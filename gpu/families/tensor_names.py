@@ -3,8 +3,26 @@ stay as they are."""
 
 from __future__ import annotations
 
+import re
+
 Renames = tuple[tuple[str, str], ...]
 """(regular expression of a part of a name, what is put in its place), one after the other."""
+
+WRAPPED = ("base_model.model.", "_orig_mod.", "module.", "language_model.")
+"""What names begin with in checkpoints that were saved from within a wrapper: of adapters that are
+merged (PEFT), of a compiled model, of a distributed one, of one of text and images."""
+NESTED = (("model.language_model.", "model."), ("model.text_model.", "model."),
+          ("model.visual.", "visual."),
+          ("embed_tokens.", "model.embed_tokens."), ("layers.", "model.layers."),
+          ("norm.", "model.norm."), ("model.final_layernorm.", "model.norm."),
+          ("model.embedding_norm.", "model.norm."), ("backbone.norm_f.", "model.norm."),
+          ("backbone.embeddings.", "model.embed_tokens."), ("backbone.layers.", "model.layers."),
+          ("model.norm_f.", "model.norm."), ("model.embeddings.", "model.embed_tokens."))
+"""Where checkpoints of text and images have their language model, and what it is called alone; the
+tower; what is called otherwise in those of a model without its head; and what some families call
+all but their layers' parts."""
+OF_TORCHAO = ((r"\._weight_qdata$", ".weight"), (r"\._weight_", ".weight_"))
+"""What torchao calls the tensors of a weight, and others those that are the same."""
 
 FEED: Renames = ((r"\.mlp\.(c_fc|fc1|fc_in|dense_h_to_4h)\.", ".mlp.up_proj."),
                  (r"\.mlp\.(c_proj|fc2|fc_out|dense_4h_to_h)\.", ".mlp.down_proj."))
@@ -49,3 +67,16 @@ OPT: Renames = (
     (r"\.fc2\.", ".mlp.down_proj."))
 KIMI: Renames = ((r"\.block_sparse_moe\.", ".mlp."), (r"\.self_attn\.forget_gate\.", ".self_attn."))
 """Of Kimi Linear, which `parted_layer` names."""
+
+
+def plain_name(name: str, renames: Renames) -> str:
+    """The name that the tensor has in `model_tensors`, which are those of the language model alone.
+    """
+    for wrapper in WRAPPED:
+        name = name.removeprefix(wrapper)
+    for nested, plain in NESTED:
+        if name.startswith(nested):
+            name = plain + name[len(nested):]
+    for part, own in (*renames, *OF_TORCHAO):
+        name = re.sub(part, own, name)
+    return name

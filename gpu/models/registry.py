@@ -27,6 +27,7 @@ from actorium.gpu.families.deepseek_config import deepseek_layer
 from actorium.gpu.families.fp8_config import fp8_shape
 from actorium.gpu.families.gemma_config import gemma_layer
 from actorium.gpu.families.granite_config import granite_hybrid_layer
+from actorium.gpu.families.ignored_tensors import ignored_tensors
 from actorium.gpu.families.llama_config import causal_layer
 from actorium.gpu.families.mamba_config import parted_layer
 from actorium.gpu.families.model_shape import ModelShape
@@ -100,7 +101,8 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
         tensors = read_tensors(path, specs, dtype, device, progress, kind.fused(whole), fp8,
                                _cache_scales(config, whole, group.place), shape.grouped,
                                stored_weights(raw, where), slices,
-                               ARCHITECTURES[shape.architecture].names)
+                               ARCHITECTURES[shape.architecture].names,
+                               ignored_tensors(whole, raw))
     model = kind(shape, tensors, device, attention, config.device.native_kernels,
                  config.device.kernels, group)
     model.drafter = load_drafter(model, tensors)

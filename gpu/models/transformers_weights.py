@@ -8,6 +8,7 @@ tensor above all, is dequantised when it is read."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadModel
 from actorium.actors.models.model_dir import read_config
 from actorium.gpu.families.fp8_config import MXFP4, NAME, Fp8Shape, fp8_shape
+from actorium.gpu.families.ignored_tensors import unread_warning
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.quant_config import stored_weights
 from actorium.gpu.families.stored_weights import (
@@ -33,20 +35,22 @@ from actorium.gpu.families.stored_weights import (
     PACKED,
     StoredWeights,
 )
+from actorium.gpu.families.tensor_names import plain_name
 from actorium.gpu.families.tensor_specs import Projection, TensorSpec
 from actorium.gpu.families.weight_formats import ONLINE
 from actorium.gpu.models.transformers_trace import PAGED, Trace, error_line, register
 from actorium.gpu.parallel.rank_group import RankPlace
 from actorium.gpu.parallel.rank_slices import Span, TensorSlice
-from actorium.gpu.weights.fp8_weights import SUFFIXES, keeps
+from actorium.gpu.weights.fp8_weights import INPUT_SCALES, SUFFIXES, keeps
 from actorium.gpu.weights.lazy_tensors import INPUT_ORDER, LazyTensor, WeightTensors, materialised
-from actorium.gpu.weights.loader import Fp8, Progress, plain_name, read_tensors
+from actorium.gpu.weights.loader import Fp8, Progress, read_tensors
 from actorium.gpu.weights.safetensors_reader import StoredTensor, checkpoint_files, mapped
 from actorium.gpu.weights.safetensors_reader import stored as stored_tensors
 from actorium.gpu.weights.sliced_tensors import RankSlices
 from actorium.gpu.weights.stored_codes import PARTS
 from actorium.kernels.scaled_linear import FP8
 
+LOG = logging.getLogger("actorium.model")
 STRIPPED = ("auto_map", "attn_implementation", "experts_implementation", "transformers_weights",
             NAME)
 """Fields of a config that transformers is not given."""
@@ -191,6 +195,11 @@ def read_model(kind: Any, full: Any, dtype: torch.dtype, path: Path,
             state_dict=state)
     except Exception as error:
         raise BadModel(f"{path}: transformers cannot load it: {error_line(error)}") from error
+    parts = tuple(end for ends in PARTS.values() for end in ends)
+    unread = [name for name in info["unexpected_keys"] if not state or not (
+        name.endswith((*SUFFIXES, *INPUT_SCALES)) or name.rpartition(".")[2] in parts)]
+    if unread:
+        LOG.warning("%s: %s", path, unread_warning(unread))
     if missing := sorted(info["missing_keys"]):
         raise BadModel(f"{path}: no tensor {missing[0]}"
                        + (f", and {len(missing) - 1} more" if len(missing) > 1 else "")

@@ -387,7 +387,8 @@ def _check(shape: ModelShape, demand: Demand, budget: int, name: str, fixed: int
         parts = [f"{fixed - checkpoints:,} for the states of {demand.max_num_seqs} sequences",
                  *([f"{checkpoints:,} for checkpoints"] if checkpoints else []), *parts]
     raise BadConfig(f"{name}: {max(budget, 0):,} bytes are {fixed + pages - budget:,} too few: "
-                    f"{', '.join(parts)}", name)
+                    f"{', '.join(parts)}; a smaller --max-num-seqs needs less, "
+                    "--quantization int4 leaves more (`actorium plan`)", name)
 
 
 # --- what a change would do ----------------------------------------------------------------------

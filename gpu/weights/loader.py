@@ -19,8 +19,9 @@ from actorium.actors.models.gguf_file import gguf_files, read_gguf
 from actorium.actors.models.gguf_folder import gguf_source
 from actorium.actors.models.gguf_tensors import checkpoint_tensors
 from actorium.gpu.families.fp8_config import Fp8Shape
+from actorium.gpu.families.ignored_tensors import unread_warning
 from actorium.gpu.families.stored_weights import StoredWeights
-from actorium.gpu.families.tensor_names import Renames
+from actorium.gpu.families.tensor_names import Renames, plain_name
 from actorium.gpu.families.tensor_specs import EMBED_AND_HEAD, TensorSpec, held_format
 from actorium.gpu.families.weight_formats import ONLINE, GroupedShape
 from actorium.gpu.weights.dtypes import tensor_dtype
@@ -54,21 +55,6 @@ Progress = Callable[[str, int, int], None]
 """(what, done, of): called once per shard, when it is read."""
 
 LOG = logging.getLogger("actorium.model")
-WRAPPED = ("base_model.model.", "_orig_mod.", "module.", "language_model.")
-"""What names begin with in checkpoints that were saved from within a wrapper: of adapters that are
-merged (PEFT), of a compiled model, of a distributed one, of one of text and images."""
-NESTED = (("model.language_model.", "model."), ("model.text_model.", "model."),
-          ("model.visual.", "visual."),
-          ("embed_tokens.", "model.embed_tokens."), ("layers.", "model.layers."),
-          ("norm.", "model.norm."), ("model.final_layernorm.", "model.norm."),
-          ("model.embedding_norm.", "model.norm."), ("backbone.norm_f.", "model.norm."),
-          ("backbone.embeddings.", "model.embed_tokens."), ("backbone.layers.", "model.layers."),
-          ("model.norm_f.", "model.norm."), ("model.embeddings.", "model.embed_tokens."))
-"""Where checkpoints of text and images have their language model, and what it is called alone; the
-tower; what is called otherwise in those of a model without its head; and what some families call
-all but their layers' parts."""
-OF_TORCHAO = ((r"\._weight_qdata$", ".weight"), (r"\._weight_", ".weight_"))
-"""What torchao calls the tensors of a weight, and others those that are the same."""
 SCALED_INPUT = ".weight_act_pre_scale"
 ADAPTER = ".lora_A."
 """Part of names in a checkpoint of an adapter."""
@@ -125,6 +111,7 @@ def read_tensors(
     progress: Progress, fused: Sequence[Fused] = (), fp8: Fp8 | None = None,
     cache: CacheScales | None = None, grouped: GroupedShape | None = None,
     stored: StoredWeights | None = None, slices: RankSlices = RankSlices(), names: Renames = (),
+    ignored: re.Pattern[str] | None = None,
 ) -> WeightTensors:
     """Every wanted tensor, cast to dtype, on the device; weights of projections, where those in FP8
     are kept, as `kernels.scaled_linear.pack` has them; those in 4 to 8 bits, which `grouped` says,
@@ -153,7 +140,11 @@ def read_tensors(
             except BadModel as e:
                 raise BadModel(f"{file}: {e}") from None
         progress(file.name, done, len(files))
-    return intake.finish(path)
+    found = intake.finish(path)
+    unread = [] if ignored is None else [own for own in intake.unread if not ignored.search(own)]
+    if unread:
+        LOG.warning("%s: %s", path, unread_warning(unread))
+    return found
 
 
 class TensorIntake:
@@ -180,6 +171,8 @@ class TensorIntake:
         self.unsaid: dict[str, int] = {}
         """Weights and scales that look like FP8 in a checkpoint that does not say that it has any:
         1 for one in FP8, 2 for its scales, by the weight's name."""
+        self.unread: list[str] = []
+        """Names of tensors that nothing is made of."""
         self.adapter = False
         """The files hold one."""
         self.static = self.plain = 0
@@ -198,7 +191,9 @@ class TensorIntake:
         if name.endswith(SCALED_INPUT):
             raise BadModel(f"{file}: tensor {stored}: numbers by which an input is multiplied are "
                            "not supported")
-        self.static += scaled and name.endswith(INPUT_SCALES)
+        if scaled and name.endswith(INPUT_SCALES):
+            self.static += 1
+            return False
         self.adapter = self.adapter or ADAPTER in name
         if self.pairs is None:
             ends = next((end for end in SUFFIXES if name.endswith(end)), "")
@@ -207,6 +202,7 @@ class TensorIntake:
             if which and weight in self.shapes:
                 self.unsaid[weight] = self.unsaid.get(weight, 0) | which
         if name not in self.shapes:
+            self.unread.append(name)
             return False
         other = self.cuts[name].other if name in self.cuts else ()
         if name in EMBED_AND_HEAD and len(shape) and shape[0] > (rows := self.shapes[name][0]):
@@ -381,16 +377,3 @@ def _itself(tensor: Tensor) -> Tensor:
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
-
-
-def plain_name(name: str, renames: Renames) -> str:
-    """The name that the tensor has in `model_tensors`, which are those of the language model alone.
-    """
-    for wrapper in WRAPPED:
-        name = name.removeprefix(wrapper)
-    for nested, plain in NESTED:
-        if name.startswith(nested):
-            name = plain + name[len(nested):]
-    for part, own in (*renames, *OF_TORCHAO):
-        name = re.sub(part, own, name)
-    return name

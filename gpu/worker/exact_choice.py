@@ -2,7 +2,7 @@
 `LIMIT` percent of any step, measured once for a model on a machine.
 
 What costs are a few kernels that have two ways. Steps of a real size are run on the loaded model;
-the calls of these kernels in them are noted, and then repeated by turns in both ways. So what is
+the calls of these kernels in them are recorded, and then repeated by turns in both ways. So what is
 compared is microseconds of the same call on the same memory, not whole steps: most of those is
 equal, and other processes disturb them by more than the kernels differ. The difference counts
 against the time of the step as it is served.
@@ -36,10 +36,13 @@ from actorium.gpu.parallel.rank_group import RankGroup
 from actorium.gpu.plan.choice_files import ChoiceFiles
 from actorium.gpu.step.forward import StepCounts
 from actorium.gpu.step.runner import ModelRunner
-from actorium.gpu.worker.exactness import departures, extends_two_ways, set_exact
+from actorium.gpu.worker.exactness import (
+    departures,
+    extends_two_ways,
+    set_exact,
+    two_way_kernels,
+)
 from actorium.gpu.worker.warmup import GREEDY, admitted, few_states, i4
-from actorium.kernels.cpu.attention_native import NativeDecode
-from actorium.kernels.cpu.delta_native import NativeDelta
 from actorium.kernels.cpu.native_library import cache_folder, library, processor_facts
 from actorium.kernels.cpu.native_ops import NativeOps
 
@@ -237,12 +240,13 @@ def _cost(runner: ModelRunner, name: str, rows: int, step: Call) -> list[Cost]:
     model = runner.model
     assert isinstance(model, Decoder)
     segments, runner.segments = runner.segments, None  # programs show no calls
+    recorder = RepeatedCalls()
     try:
-        with _noted() as calls:
+        with recorder.recording(model):
             step()
     finally:
         runner.segments = segments
-    ways = [*calls.values(), *_padded(model, rows)]
+    ways = [*recorder.ways(), *_padded(model, rows)]
     if not ways:
         return []
     exact, fast, more = 0.0, 0.0, [0.0] * MOST_TURNS
@@ -259,39 +263,45 @@ def _cost(runner: ModelRunner, name: str, rows: int, step: Call) -> list[Cost]:
                          for own in (exact - fast, least)))]
 
 
-@contextmanager
-def _noted() -> Iterator[dict[Any, TwoWays]]:
-    """Meanwhile calls of kernels that have two ways are noted, by kernel and sizes."""
-    calls: dict[Any, list[tuple[Any, tuple[Any, ...]]]] = {}
-    ways: dict[Any, TwoWays] = {}
-    decode, extend = NativeDecode.__call__, NativeDelta.extend
+class RepeatedCalls:
+    """Calls of kernels that have two ways, recorded to be repeated."""
 
-    def noting(run: Callable[..., Any]) -> Callable[..., Any]:
-        def call(kernel: Any, *args: Any) -> Any:
-            if kernel.exact:
-                kind = run, getattr(kernel, "window", 0), args[0].shape
-                calls.setdefault(kind, []).append((kernel, args))
-            return run(kernel, *args)
-        return call
+    def __init__(self) -> None:
+        self._calls: dict[Any, list[tuple[Any, Call]]] = {}
+        """By kernel and sizes."""
 
-    NativeDecode.__call__ = noting(decode)  # type: ignore[method-assign]
-    NativeDelta.extend = noting(extend)  # type: ignore[method-assign]
-    try:
-        yield ways
-    finally:
-        NativeDecode.__call__ = decode  # type: ignore[method-assign]
-        NativeDelta.extend = extend  # type: ignore[method-assign]
-    for kind, all_calls in calls.items():
-        some = all_calls[:ALIKE]
-        both = [[_in_way(kind[0], *own, exact) for own in some] for exact in (True, False)]
-        ways[kind] = TwoWays(both[0], both[1], len(all_calls) / len(some))
+    def __call__(self, kernel: Any, run: Callable[..., Any], *args: Any) -> None:
+        kind = type(kernel), getattr(kernel, "window", 0), args[0].shape
+        self._calls.setdefault(kind, []).append((kernel, partial(run, *args)))
+
+    @contextmanager
+    def recording(self, model: Decoder) -> Iterator[None]:
+        """Meanwhile the model's calls are recorded."""
+        kernels: list[Any] = [*two_way_kernels(model)]
+        for kernel in kernels:
+            kernel.recorder = self
+        try:
+            yield
+        finally:
+            kernels += [kernel for calls in self._calls.values() for kernel, _ in calls]
+            for kernel in kernels:
+                kernel.recorder = None
+
+    def ways(self) -> list[TwoWays]:
+        """Returns calls of each kind, in both ways."""
+        out = []
+        for calls in self._calls.values():
+            some = calls[:ALIKE]
+            exact, fast = ([_in_way(*each, way) for each in some] for way in (True, False))
+            out.append(TwoWays(exact, fast, len(calls) / len(some)))
+        return out
 
 
-def _in_way(run: Callable[..., Any], kernel: Any, args: tuple[Any, ...], exact: bool) -> Call:
+def _in_way(kernel: Any, run: Call, exact: bool) -> Call:
     def call() -> None:
         before, kernel.exact = kernel.exact, exact
         try:
-            run(kernel, *args)
+            run()
         finally:
             kernel.exact = before
     return call

@@ -18,6 +18,7 @@ from actorium.gpu.models.mlp import GroupedMixture
 from actorium.gpu.models.parted import RecurrentBesideAttention
 from actorium.gpu.models.recurrent import GatedDelta, Mamba2, RecurrentLayer
 from actorium.gpu.models.short_conv import ShortConv
+from actorium.kernels.cpu.delta_native import NativeDelta
 from actorium.kernels.cpu.native_ops import MAX_SCORED, NativeOps
 from actorium.kernels.reference.torch_ops import TorchOps
 
@@ -88,14 +89,17 @@ def _by_steps(layer: RecurrentLayer) -> bool:
 
 def set_exact(model: LoadedModel, on: bool) -> None:
     """Lets the kernels of a loaded model that have two ways take this one."""
-    if not isinstance(model, Decoder):
-        return
-    parts: list[Any] = [own for own in model.attention[:2]
-                        if isinstance(own, NativeAttention) and own.two_ways]
-    parts += [own.native for own in _mixers(model)
-              if isinstance(own, GatedDelta) and own.native is not None]
-    for part in parts:
-        part.exact = on
+    if isinstance(model, Decoder):
+        for part in two_way_kernels(model):
+            part.exact = on
+
+
+def two_way_kernels(model: Decoder) -> list[NativeAttention | NativeDelta]:
+    """Those that have an exact and a fast way."""
+    attention = [own for own in model.attention[:2]
+                 if isinstance(own, NativeAttention) and own.two_ways]
+    return [*attention, *(own.native for own in _mixers(model)
+                          if isinstance(own, GatedDelta) and own.native is not None)]
 
 
 def extends_two_ways(model: Decoder) -> bool:

@@ -34,10 +34,12 @@ class NativeDecode:
         self, lib: ctypes.CDLL, threads: int, pages: Tensor, lens: Tensor, q_len: int,
         page_size: int, window: int, scale: float, exact: bool = False, soft_cap: float = 0.0,
         slopes: Tensor | None = None, latents: bool = False,
+        recorder: Callable[..., None] | None = None,
     ) -> None:
         """See `paged_attention.torch_decode`. exact: with the bits that `NativeExtend` gives the
-        same tokens, where that can run; latents: see there."""
+        same tokens, where that can run; latents: see there; recorder: see `NativeDelta`."""
         self.soft_cap, self.slopes, self.latents = soft_cap, slopes, latents
+        self.recorder = recorder
         self.lib, self.threads, self.pages, self.lens = lib, threads, pages, lens.contiguous()
         self.q_len, self.page_size = q_len, page_size
         self.window, self.scale, self.exact = window, scale, exact
@@ -45,6 +47,8 @@ class NativeDecode:
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
                  scales: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
+        if self.recorder is not None:
+            self.recorder(self, self.__call__, q, layer, out, scales, sinks)
         if self.latents and q.shape[2] % WHOLE:
             return padded_rows(self, q, layer, out, scales)
         out = q.new_empty(q.shape) if out is None else out

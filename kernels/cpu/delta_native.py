@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -55,6 +55,9 @@ class NativeDelta:
         token, and have the bits of as many steps; may be changed between two steps."""
         self.lib, self.threads, self.eps = lib, threads, eps
         self.exact = exact
+        self.recorder: Callable[..., None] | None = None
+        """Called with this object, its method and the arguments before each call that has an exact
+        and a fast way."""
         self.held = (conv, decay, bias, norm)
         self.conv, self.decay, self.bias, self.norm = (t.data_ptr() for t in self.held)
         self.width = heads.values * heads.value_dim
@@ -89,6 +92,8 @@ class NativeDelta:
 
     def extend(self, p: Tensor, columns: Tensor, states: Tensor, plan: Runs) -> Tensor:
         """Many tokens a sequence; states and columns are kept where the plan says."""
+        if self.recorder is not None:
+            self.recorder(self, self.extend, p, columns, states, plan)
         out = p.new_empty((len(p), self.width))
         sizes = self.sizes[states.dtype is torch.bfloat16]
         run = self.lib.delta_extend_steps if self.exact else self.lib.delta_extend

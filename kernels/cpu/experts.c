@@ -114,7 +114,7 @@ void group_rows(const int64_t *chosen, int64_t rows, int64_t each, int64_t exper
 
 #ifdef PRODUCTS
 /* Runs of panels that each expert's product is cut in. */
-static int64_t runs_each(const struct expert_call *c) {
+static int64_t runs_each(const struct packed_experts *c) {
     const struct packed *w = c->w[0];
     int64_t panels = (w->outs + PANEL - 1) / PANEL, active = c->active[0];
     if (c->threads < 2 || w->outs * w->ins * c->starts[c->experts] <= 65536) return 1;
@@ -122,16 +122,16 @@ static int64_t runs_each(const struct expert_call *c) {
     return runs > panels ? panels : runs;
 }
 
-static struct job expert_job(const struct expert_call *c, int64_t e) {
+static struct job expert_job(const struct packed_experts *c, int64_t e) {
     const struct packed *w = c->w[e];
     int64_t outs = w->outs / (c->kind == OUT_SILU ? 2 : 1), first = c->starts[e];
     return (struct job){w, c->x + first * w->ins, c->biases ? c->biases[e] : 0, 0,
                         (bf16 *)c->y + first * outs, c->starts[e + 1] - first, c->kind, 0, w->ins};
 }
 
-int64_t expert_tasks(const struct expert_call *c) { return c->active[0] * runs_each(c); }
+int64_t packed_experts_tasks(const struct packed_experts *c) { return c->active[0] * runs_each(c); }
 
-void expert_task(const struct expert_call *c, int64_t task) {
+void packed_experts_task(const struct packed_experts *c, int64_t task) {
     int64_t runs = runs_each(c), run = task % runs;
     struct job j = expert_job(c, c->active[1 + task / runs]);
     int64_t panels = (j.w->outs + PANEL - 1) / PANEL, rows = j.rows;
@@ -151,7 +151,7 @@ void linear_packed(const struct packed *w, const bf16 *x, const bf16 *bias, cons
 void expert_packed(const struct packed *const *w, int64_t experts, const int64_t *starts,
                    const int64_t *active, const bf16 *x, const bf16 *const *biases, bf16 *y, int kind,
                    int threads) {
-    struct expert_call c = {w, experts, starts, active, x, biases, y, kind, threads};
+    struct packed_experts c = {w, experts, starts, active, x, biases, y, kind, threads};
     int64_t most = 0;
     for (int64_t e = 0; e < experts; e++)
         if (starts[e + 1] - starts[e] > most) most = starts[e + 1] - starts[e];
@@ -162,17 +162,17 @@ void expert_packed(const struct packed *const *w, int64_t experts, const int64_t
         }
         return;
     }
-    int64_t tasks = expert_tasks(&c);
+    int64_t tasks = packed_experts_tasks(&c);
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (tasks > active[0])
-    for (int64_t task = 0; task < tasks; task++) expert_task(&c, task);
+    for (int64_t task = 0; task < tasks; task++) packed_experts_task(&c, task);
 }
 #else
-int64_t expert_tasks(const struct expert_call *c) {
+int64_t packed_experts_tasks(const struct packed_experts *c) {
     (void)c;
     return 1;
 }
 
-void expert_task(const struct expert_call *c, int64_t task) { (void)c, (void)task; }
+void packed_experts_task(const struct packed_experts *c, int64_t task) { (void)c, (void)task; }
 void expert_packed(void) {}
 #endif
 

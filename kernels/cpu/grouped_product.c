@@ -274,7 +274,7 @@ void grouped_linear_int8(const struct grouped *w, const int8_t *codes, const flo
 
 /* --- experts ------------------------------------------------------------------------------------ */
 
-static void expert_job(const struct experts_call *c, int64_t e, struct grouped_job *j) {
+static void expert_job(const struct grouped_experts *c, int64_t e, struct grouped_job *j) {
     *j = (struct grouped_job){c->w[e], {.outs = c->w[e]->outs},
                               {0, c->x, c->biases ? c->biases[e] : 0, 0, c->y, c->starts[c->experts],
                                c->kind, 0}, 0, 0};
@@ -282,12 +282,12 @@ static void expert_job(const struct experts_call *c, int64_t e, struct grouped_j
 }
 
 /* Bytes of scratch in front of the rows of the active expert of this number. */
-static int64_t expert_scratch(const struct experts_call *c, int64_t number) {
+static int64_t expert_scratch(const struct grouped_experts *c, int64_t number) {
     return (c->starts[c->active[1 + number]] * token_bytes(c->w[0]) / LINE + number) * LINE;
 }
 
 /* The rows of an active expert as one segment. */
-static struct segment expert_segment(const struct experts_call *c, int64_t number,
+static struct segment expert_segment(const struct grouped_experts *c, int64_t number,
                                      struct grouped_job *j) {
     int64_t e = c->active[1 + number], first = c->starts[e];
     expert_job(c, e, j);
@@ -298,7 +298,7 @@ static struct segment expert_segment(const struct experts_call *c, int64_t numbe
 }
 
 /* The tasks of each phase up to each active expert's last: [2, experts]. */
-void plan_experts(const struct experts_call *c, int64_t *plan) {
+void plan_experts(const struct grouped_experts *c, int64_t *plan) {
     int64_t blocks = 0, units = 0;
     for (int64_t i = 0; i < c->active[0]; i++) {
         struct grouped_job j;
@@ -308,12 +308,13 @@ void plan_experts(const struct experts_call *c, int64_t *plan) {
     }
 }
 
-int64_t experts_tasks(const struct experts_call *c, const int64_t *plan, int phase) {
+int64_t grouped_experts_tasks(const struct grouped_experts *c, const int64_t *plan, int phase) {
     return plan[phase * c->experts + c->active[0] - 1];
 }
 
 /* Phase 0 quantises rows, phase 1 multiplies them. All have room in scratch. */
-void experts_task(const struct experts_call *c, const int64_t *plan, int phase, int64_t task) {
+void grouped_experts_task(const struct grouped_experts *c, const int64_t *plan, int phase,
+                          int64_t task) {
     const int64_t *ends = plan + phase * c->experts;
     int64_t low = 0, high = c->active[0] - 1;
     while (low < high) {
@@ -332,7 +333,7 @@ void experts_task(const struct experts_call *c, const int64_t *plan, int phase, 
 void expert_grouped(const struct grouped *const *w, int64_t experts, const int64_t *starts,
                     const int64_t *active, const bf16 *x, const bf16 *const *biases, bf16 *y, int kind,
                     uint8_t *scratch, int64_t scratch_bytes, int64_t *plan, int threads) {
-    struct experts_call c = {w, experts, starts, active, x, biases, y, kind, threads, scratch};
+    struct grouped_experts c = {w, experts, starts, active, x, biases, y, kind, threads, scratch};
     struct grouped_job *jobs = malloc(experts * sizeof *jobs);
     struct batch b;
     (void)plan;
@@ -348,6 +349,6 @@ void expert_grouped(const struct grouped *const *w, int64_t experts, const int64
 
 void expert_plan(const struct grouped *const *w, int64_t experts, const int64_t *starts,
                  const int64_t *active, int64_t *plan, int threads) {
-    struct experts_call c = {w, experts, starts, active, 0, 0, 0, 0, threads, 0};
+    struct grouped_experts c = {w, experts, starts, active, 0, 0, 0, 0, threads, 0};
     plan_experts(&c, plan);
 }

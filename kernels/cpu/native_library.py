@@ -130,7 +130,7 @@ def library(cache: Path | None = None,
 
 @functools.cache
 def _path(cache: Path | None, processor: tuple[str, ...]) -> Path | None:
-    compiler = shutil.which("cc") or shutil.which("gcc")
+    compiler = c_compiler()
     if compiler is None or not _torch_threads_are_gomp():
         return None
     try:
@@ -155,18 +155,34 @@ def _of_thread(thread: int, path: Path | None) -> ctypes.CDLL | None:
     return lib
 
 
+def c_compiler() -> str | None:
+    """Path of the compiler that builds the library; None: there is none."""
+    return shutil.which("cc") or shutil.which("gcc")
+
+
+def is_built() -> bool:
+    """Whether the library lies in the cache, built for this processor by this compiler."""
+    compiler = c_compiler()
+    return compiler is not None and _library_file(
+        compiler, cache_folder(), (*FLAGS, *THIS_PROCESSOR)).is_file()
+
+
 def cache_folder() -> Path:
     """Where this user's builds and measurements of this machine are kept."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(base) / "actorium"
 
 
+def _library_file(compiler: str, cache: Path, flags: tuple[str, ...]) -> Path:
+    """Where the library of these sources is, or would be built."""
+    what = (*(s.read_bytes() for s in sorted(SOURCES.glob("*.[ch]"))), " ".join(flags).encode(),
+            os.path.realpath(compiler).encode(), processor_facts().encode())
+    return cache / f"native-{hashlib.sha256(b'|'.join(what)).hexdigest()[:20]}.so"
+
+
 def _built(compiler: str, cache: Path, flags: tuple[str, ...]) -> Path:
     """Path of the shared library. Raises OSError or SubprocessError."""
-    sources = sorted(SOURCES.glob("*.[ch]"))
-    what = (*(s.read_bytes() for s in sources), " ".join(flags).encode(),
-            os.path.realpath(compiler).encode(), processor_facts().encode())
-    path = cache / f"native-{hashlib.sha256(b'|'.join(what)).hexdigest()[:20]}.so"
+    path = _library_file(compiler, cache, flags)
     if path.is_file() and path.stat().st_uid == os.getuid():
         return path
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -179,8 +195,7 @@ def _built(compiler: str, cache: Path, flags: tuple[str, ...]) -> Path:
             if ({*THIS_PROCESSOR} <= {*flags}
                     and _pair_rate([compiler, *flags], Path(scratch)) < PAIRS_PAY):
                 flags = (*flags, SLOW_PAIRS)
-            whole = _compiled([compiler, *flags], [s for s in sources if s.suffix == ".c"],
-                              Path(scratch))
+            whole = _compiled([compiler, *flags], list(SOURCES.glob("*.c")), Path(scratch))
             os.replace(whole, path)  # whole or not at all
     finally:
         os.close(lock)

@@ -299,35 +299,35 @@ static void run_plan(const union slot *a, int phase, int64_t task, int64_t tasks
     expert_plan(P(0), L(1), P(2), P(3), P(4), I(5));
 }
 
-static struct expert_call expert_of(const union slot *a) {
-    return (struct expert_call){P(0), L(1), P(2), P(3), P(4), P(5), P(6), I(7), I(8)};
+static struct packed_experts expert_of(const union slot *a) {
+    return (struct packed_experts){P(0), L(1), P(2), P(3), P(4), P(5), P(6), I(7), I(8)};
 }
 
 static int64_t packed_experts(const union slot *a, int phase) {
-    struct expert_call c = expert_of(a);
+    struct packed_experts c = expert_of(a);
     (void)phase;
-    return expert_tasks(&c);
+    return packed_experts_tasks(&c);
 }
 
 static void run_packed_experts(const union slot *a, int phase, int64_t task, int64_t tasks) {
-    struct expert_call c = expert_of(a);
+    struct packed_experts c = expert_of(a);
     (void)phase, (void)tasks;
-    expert_task(&c, task);
+    packed_experts_task(&c, task);
 }
 
-static struct experts_call codes_of(const union slot *a) {
-    return (struct experts_call){P(0), L(1), P(2), P(3), P(4), P(5), P(6), I(7), I(11), P(8)};
+static struct grouped_experts codes_of(const union slot *a) {
+    return (struct grouped_experts){P(0), L(1), P(2), P(3), P(4), P(5), P(6), I(7), I(11), P(8)};
 }
 
 static int64_t grouped_experts(const union slot *a, int phase) {
-    struct experts_call c = codes_of(a);
-    return experts_tasks(&c, P(10), phase);
+    struct grouped_experts c = codes_of(a);
+    return grouped_experts_tasks(&c, P(10), phase);
 }
 
 static void run_grouped_experts(const union slot *a, int phase, int64_t task, int64_t tasks) {
-    struct experts_call c = codes_of(a);
+    struct grouped_experts c = codes_of(a);
     (void)tasks;
-    experts_task(&c, P(10), phase, task);
+    grouped_experts_task(&c, P(10), phase, task);
 }
 
 static int64_t combine_tasks(const union slot *a, int phase) {

@@ -149,7 +149,7 @@ void group_rows(const int64_t *chosen, int64_t rows, int64_t each, int64_t exper
                 int64_t *back, int64_t *starts, int64_t *active);
 
 /* Arguments of `expert_packed`. */
-struct expert_call {
+struct packed_experts {
     const struct packed *const *w;
     int64_t experts;
     const int64_t *starts, *active;
@@ -159,11 +159,11 @@ struct expert_call {
     int kind, threads;
 };
 
-int64_t expert_tasks(const struct expert_call *c);
-void expert_task(const struct expert_call *c, int64_t task);
+int64_t packed_experts_tasks(const struct packed_experts *c);
+void packed_experts_task(const struct packed_experts *c, int64_t task);
 
 /* Arguments of `expert_grouped`. */
-struct experts_call {
+struct grouped_experts {
     const struct grouped *const *w;
     int64_t experts;
     const int64_t *starts, *active;
@@ -176,8 +176,8 @@ struct experts_call {
 
 void expert_plan(const struct grouped *const *w, int64_t experts, const int64_t *starts,
                  const int64_t *active, int64_t *plan, int threads);
-int64_t experts_tasks(const struct experts_call *c, const int64_t *plan, int phase);
-void experts_task(const struct experts_call *c, const int64_t *plan, int phase, int64_t task);
+int64_t grouped_experts_tasks(const struct grouped_experts *c, const int64_t *plan, int phase);
+void grouped_experts_task(const struct grouped_experts *c, const int64_t *plan, int phase, int64_t task);
 
 void combine_row(const bf16 *weights, const bf16 *outs, const int64_t *back, bf16 *y, int64_t t,
                  int chosen, int dim);

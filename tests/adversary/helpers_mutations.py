@@ -143,6 +143,7 @@ def _limited(read: Callable[[Path], None], path: Path) -> str:
     for what, most in ((resource.RLIMIT_AS, size + MEMORY), (resource.RLIMIT_CPU, seconds),
                        (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(what, (most, resource.getrlimit(what)[1]))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # Python's would wait for the end of C code
     signal.alarm(PATIENCE)
     return _said(read, path)
 

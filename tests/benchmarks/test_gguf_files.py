@@ -35,9 +35,37 @@ def test_a_wider_model_says_the_same(tmp_path: Path, own_cache: Path, tied: bool
     assert shapes["blk.0.attn_k.weight"] == [128, 64]
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_one_token_by_hand_is_as_the_engine_has_it(tmp_path: Path, own_cache: Path, tied: bool
+                                                   ) -> None:
+    file = tmp_path / "toy.gguf"
+    write_model(file, "LlamaForCausalLM", "F32", hidden_size=96, num_attention_heads=6,
+                num_key_value_heads=3, head_dim=16, tie_word_embeddings=tied)
+    want = files.odds_of(files.own_logits(files.loaded(file, "float32", "none", 1), [5]))[0]
+    found, largest = files.first_token(file, 5)
+    assert float((found - want).abs().max()) < 1e-4
+    rounded = [float(files.divergence(found, files.first_token(file, 5, **how)[0])) for how in (
+        {"hidden": files.bfloat16}, {"inputs": files.int8(16)}, {"inputs": files.int8(32)})]
+    assert min(rounded) > 1e-9 and largest > 0
+
+
 def test_divergence_is_that_of_odds() -> None:
     half, quarter = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 0.75]]).log()
     assert float(files.divergence(half, quarter)) == pytest.approx(0.143841, abs=1e-6)
+
+
+def test_one_token_that_makes_the_mean_is_seen() -> None:
+    even, lone = torch.full((1000,), 0.002), torch.full((1000,), 0.001)
+    lone[7] = 2.0
+    assert files.spread(lone)["mean"] > files.spread(even)["mean"]
+    assert files.spread(lone)["median"] < files.spread(even)["median"]
+    assert files.spread(lone)["most"] == 2.0
+
+
+def test_types_that_mix_others_are_apart() -> None:
+    assert {"Q3_K_S", "Q3_K_L", "Q4_K_S", "Q5_K_M"} <= set(files.MIXTURES)
+    assert {"Q4_K", "Q6_K", "IQ2_XS", "MXFP4"} <= set(files.TYPES)
+    assert not set(files.MIXTURES) & set(files.TYPES)
 
 
 PEER = """

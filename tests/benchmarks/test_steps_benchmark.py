@@ -8,6 +8,8 @@ import statistics
 import pytest
 from helpers_benchmarks import BENCHMARKS, benchmark
 
+from actorium.actors.messages import TraceContext
+
 steps = benchmark("scenarios.steps")
 MORE = 1.2
 
@@ -31,3 +33,11 @@ def test_now(running: int) -> None:
         if found[-1] <= MORE:
             return
     raise AssertionError(f"a hybrid model's step costs {min(found):.2f} times a dense one's")
+
+
+def test_traces_are_measured_on_the_same_work() -> None:
+    trace = TraceContext(bytes(16))
+    plain, traced = (steps.short_requests(3, 8, 40, each) for each in (None, trace))
+    assert plain[1] == traced[1] > 10, "as many requests have ended"
+    assert plain[0].shape == traced[0].shape == (40, 2)
+    assert (plain[0] > 0).all() and (traced[0] > 0).all()

@@ -21,6 +21,7 @@ from wire import CHAT, COMPLETIONS, Server, chat, completion
 
 pytestmark = pytest.mark.conformance
 DASHBOARD = json.loads((Path(__file__).parents[2] / "tools/grafana/actorium.json").read_text())
+RULES = Path(__file__).parents[2] / "tools/deploy/prometheus/rules.yml"
 EXPRESSIONS = [target["expr"] for panel in DASHBOARD["panels"]
                for target in panel.get("targets", [])]
 NAME = re.compile(r"(?:vllm|actorium):\w+|http_\w+")
@@ -73,7 +74,8 @@ def prometheus(engines: tuple[Server, Server],
     folder = tmp_path_factory.mktemp("prometheus")
     config = folder / "prometheus.yml"
     config.write_text(json.dumps({  # JSON is YAML, too
-        "global": {"scrape_interval": "1s", "scrape_timeout": "1s"},
+        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(RULES)],
         "scrape_configs": [
             {"job_name": server.engine, "authorization": {"credentials": server.key or "none"},
              "static_configs": [{"targets": [urlsplit(server.url).netloc]}]}
@@ -138,3 +140,9 @@ def test_every_expression_of_the_dashboard_returns_a_series(prometheus: Promethe
     missing = {name for one in expected for name in NAME.findall(one)} - stored
     assert missing == set()
     assert [one for one in expected if not prometheus.series(one)] == []
+
+
+def test_no_alert_fires_and_every_rule_is_understood(prometheus: Prometheus) -> None:
+    group, = prometheus.ask("rules")["groups"]
+    assert len(group["rules"]) == RULES.read_text().count("- alert:")
+    assert {(rule["health"], rule["state"]) for rule in group["rules"]} == {("ok", "inactive")}

@@ -17,7 +17,7 @@ from typing import Any
 
 import openai
 import pytest
-from helpers_certificates import Authority
+from helpers_certificates import Authority, signed
 from helpers_served import Served, serving
 from helpers_upgrade import upgrade
 
@@ -35,11 +35,7 @@ BODY: dict[str, Any] = {"messages": TALE, "max_tokens": 300, "temperature": 0, "
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    authority = Authority(tmp_path_factory.mktemp("tls"))
-    for name in ("server", "second"):
-        authority.sign(name)
-    authority.sign("locked", "secret")
-    return authority
+    return signed(tmp_path_factory.mktemp("tls"), "server", "second")
 
 
 @pytest.fixture(scope="module")

@@ -7,15 +7,23 @@ import re
 import sys
 import time
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from helpers_runtime import child_env
 from helpers_served import Served, serving
-from helpers_upgrade import other_version, upgrade
+from helpers_upgrade import SLOW, other_version, upgrade
 
 from actorium import Client, SamplingParams
+from actorium.actors.config import sources
+from actorium.actors.launcher.handover import OUTCOME, UpgradeOutcome
+from actorium.actors.runtime.roles import roles_of
+from actorium.actors.runtime.rundir import engine_dir
 
 openai = pytest.importorskip("openai")
 TOKENS, FEW = 600, 10
@@ -93,43 +101,72 @@ def counts(served: Served) -> dict[str, float]:
     return out
 
 
+@pytest.fixture(autouse=True)
+def actors_find_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", child_env()["PYTHONPATH"])
+
+
+def serving_paced(**config: Any) -> AbstractContextManager[Served]:
+    """With workers that a file can slow down."""
+    roles = roles_of(sources.from_kwargs("", port=0, **config))
+    workers = dict.fromkeys((role for role in roles if role.startswith("worker-")),
+                            "helpers_upgrade:build_paced")
+    return serving(roles=roles | workers, **config)
+
+
+def under_way(served: Served) -> float:
+    [scheduler] = [actor for actor in served.engine.client.status().actors
+                   if actor.role == "scheduler"]
+    return scheduler.gauges.get("running", 0.0) + scheduler.gauges.get("waiting", 0.0)
+
+
+def upgrade_under(served: Served, streams: int, start: Callable[[], list[Future[Any]]],
+                  *flags: str, python: str = sys.executable) -> list[Any]:
+    """Upgrades when so many of the requests run that `start` makes; returns their results. As many
+    must not be finished when the old actors are killed."""
+    run_dir = engine_dir(served.engine.name)
+    (run_dir / SLOW).touch()
+    running, ended = start(), list[float]()
+    for each in running:
+        each.add_done_callback(lambda _: ended.append(time.monotonic()))
+    while under_way(served) < streams:
+        time.sleep(0.05)
+    done = upgrade(served.engine, *flags, python=python)
+    assert done.returncode == 0, done.stderr
+    outcome = msgspec.json.decode((run_dir / OUTCOME).read_bytes(), type=UpgradeOutcome)
+    results = [each.result() for each in running]
+    assert sum(at > outcome.ended_at for at in ended) >= streams
+    return results
+
+
 @pytest.mark.parametrize("ledger", [4, 5])
 @pytest.mark.slow
 def test_fifty_streams_outlive_an_upgrade(tmp_path: Path, ledger: int) -> None:
     python = other_version(tmp_path, "9.9", ledger=ledger) if ledger == 5 else sys.executable
-    with serving(max_num_seqs=32, exact="on", responses_store=str(tmp_path / "kept.db")) as served:
+    with serving_paced(max_num_seqs=32, exact="on",
+                       responses_store=str(tmp_path / "kept.db")) as served:
         with ThreadPoolExecutor(len(STREAMS)) as pool:
             def start() -> list[Any]:
                 return [pool.submit(ask, served, number) for ask, number in STREAMS]
 
             expected = [each.result() for each in start()]
-            running = start()
-            time.sleep(1.0)
-            done = upgrade(served.engine, "--max-num-seqs", "24", "--kv-cache-bytes", "512m",
-                           python=python)
-            assert done.returncode == 0, done.stderr
-            assert [each.done() for each in running].count(False) > 5
-            assert [each.result() for each in running] == expected
+            assert expected == upgrade_under(served, 40, start, "--max-num-seqs", "24",
+                                             "--kv-cache-bytes", "512m", python=python)
         after = counts(served)
         assert after["actorium:unaccounted_sequences"] == 0
         assert after["vllm:request_success_total"] == 2 * len(STREAMS)
         assert after["vllm:generation_tokens_total"] == 2 * (45 * TOKENS + 5 * FEW)
-        print(done.stdout)
 
 
 @pytest.mark.slow
 def test_ranks_go_together() -> None:
-    with serving(max_num_seqs=8, exact="on", tp=2) as served:
+    with serving_paced(max_num_seqs=8, exact="on", tp=2) as served:
         with ThreadPoolExecutor(4) as pool:
             def start() -> list[Any]:
                 return [pool.submit(ask, served, number)
                         for ask in (by_openai, by_sdk) for number in range(2)]
 
             expected = [each.result() for each in start()]
-            running = start()
-            time.sleep(1.0)
-            done = upgrade(served.engine, "--max-num-seqs", "4")
-            assert done.returncode == 0, done.stderr
-            assert [each.result() for each in running] == expected
+            assert expected == upgrade_under(served, 4, start, "--max-num-seqs", "4")
         epochs = {each.role: each.epoch for each in served.engine.client.status().actors}
         assert epochs["worker-0"] == epochs["worker-1"] == 2

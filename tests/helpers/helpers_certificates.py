@@ -12,6 +12,16 @@ def openssl(*argv: str | Path) -> None:
     subprocess.run(["openssl", *map(str, argv)], check=True, capture_output=True, timeout=60)
 
 
+def signed(folder: Path, *names: str) -> Authority:
+    """Returns a CA in this folder that has signed certificates of these names, and of "locked",
+    whose key has the password "secret"."""
+    authority = Authority(folder)
+    for name in names:
+        authority.sign(name)
+    authority.sign("locked", "secret")
+    return authority
+
+
 class Authority:
     """A CA in a folder."""
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from unittest.mock import patch
 
-import numpy as np
 import torch
 from helpers_kinds import write_kind
 from helpers_untouched import Untouched
@@ -24,7 +23,6 @@ from helpers_windows import Driver
 from helpers_worker import CPU, Output, Ring, make_runner
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from actorium.actors.config.tree import Config, ModelConfig, SpeculationConfig
 from actorium.actors.params import ResolvedParams
@@ -41,6 +39,7 @@ T = TypeVar("T")
 HOST_READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::unique", "aten::masked_select",
               "aten::item", "aten::is_nonzero", "aten::equal", "aten::bincount")
 """Operations that wait for a device, or whose shapes depend on what is there."""
+INT32_MAX = 2**31 - 1
 HOST_DATA = ("aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy")
 """Tensors made of Python numbers: a copy to a device that no graph can hold."""
 
@@ -61,7 +60,14 @@ def _start(tensor: Tensor) -> int:
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    """Those in lists, tuples and dictionaries. It is asked about every operation."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, list | tuple):
+        return []
+    return [tensor for part in tree for tensor in _tensors(part)]
 
 
 class _Recording(TorchDispatchMode):
@@ -85,6 +91,22 @@ class _Recording(TorchDispatchMode):
         return out
 
 
+class Own(NamedTuple):
+    """A result that is not in memory of others."""
+
+    tensor: Tensor
+    start: int
+    """Of its memory."""
+    wrong: Tensor
+    """Numbers that are not its own."""
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Own:
+        number = math.nan if tensor.dtype.is_floating_point else INT32_MAX // 3
+        wrong = torch.tensor(number).to(tensor.dtype)
+        return cls(tensor, _start(tensor), wrong.expand(tensor.shape))
+
+
 @dataclass(eq=False)
 class Recorded:
     """Work that was recorded."""
@@ -93,7 +115,7 @@ class Recorded:
     operations: list[Operation]
     first: bool
     """It takes nothing of what others recorded: a step begins."""
-    own: list[Tensor] = field(default_factory=list)
+    own: list[Own] = field(default_factory=list)
     promised: set[int] = field(default_factory=set)
     """Memory that Python holds: it stays until the next step begins."""
     given_up: dict[int, int] = field(default_factory=dict)
@@ -107,7 +129,8 @@ class Recorded:
         self.owner.replayed(self)
         untouched = [each.before() for each in self.owner.watching]
         for each in self.operations:
-            made = _tensors(each.call(*each.args, **each.options))
+            out = each.call(*each.args, **each.options)
+            made = _tensors(out) if each.fresh else []
             for i, was in each.fresh:
                 assert made[i].shape == was.shape, f"{each.call}: a shape that depends on data"
                 was.copy_(made[i])
@@ -122,21 +145,24 @@ class RecordingCapturer:
         self.recorded: list[Recorded] = []
         self.watching: list[Untouched] = []
         self.replays = 0
+        self._rubbish: dict[int, Rubbish] = {}
+        """By the number of the work that is replayed, since something was recorded or borrowed."""
 
     def capture(self, run: Callable[[], T]) -> tuple[Recorded, T]:
         """See `graphs.Capturer`."""
         run()  # what a device does first
         with _Recording() as recording:
             out = run()
-        own = [t for each in recording.operations for _, t in each.fresh]
-        before = {_start(t) for other in self.recorded for t in other.own}
+        own = [Own.of(t) for each in recording.operations for _, t in each.fresh]
+        before = {each.start for other in self.recorded for each in other.own}
         read = {_start(t) for each in recording.operations
                 for t in _tensors((each.args, each.options))}
         done = Recorded(self, recording.operations, not before & read, own)
         for other in self.recorded:
-            for start in read & {_start(t) for t in other.own}:
+            for start in read & {each.start for each in other.own}:
                 other.read_by[start] = len(self.recorded)
         self.recorded.append(done)
+        self._rubbish.clear()
         done.promised |= {_start(t) for t in _tensors(_flat(out))}
         done.replay()
         return done, out
@@ -144,6 +170,7 @@ class RecordingCapturer:
     def borrow(self, tensor: Tensor) -> Tensor:
         """See `graphs.Capturer`."""
         start = _start(tensor)
+        self._rubbish.clear()
         for other in self.recorded:
             if start in other.promised:
                 other.promised.discard(start)
@@ -156,10 +183,13 @@ class RecordingCapturer:
         take."""
         self.replays += 1
         at = self.recorded.index(now)
-        for other in self.recorded:
-            _poison(t for t in other.own if now.first or (
-                _start(t) not in other.promised and other.given_up.get(_start(t), 0) <= at
-                and other.read_by.get(_start(t), -1) < at))
+        if at not in self._rubbish:
+            self._rubbish[at] = Rubbish([
+                each for other in self.recorded for each in other.own
+                if now.first or (each.start not in other.promised
+                                 and other.given_up.get(each.start, 0) <= at
+                                 and other.read_by.get(each.start, -1) < at)])
+        self._rubbish[at].poison()
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether this is memory of something recorded that was not borrowed: no later capture can
@@ -181,14 +211,21 @@ def _flat(out: Any) -> Any:
     return out if isinstance(out, Tensor) else None
 
 
-def _poison(tensors: Iterable[Tensor]) -> None:
-    for t in tensors:
-        if t.dtype.is_floating_point:
-            t.fill_(math.nan)
-        elif t.dtype is torch.bool:
-            t.logical_not_()
-        else:
-            t.fill_(np.iinfo(np.int32).max // 3)
+class Rubbish:
+    """Memory that others may have used."""
+
+    def __init__(self, results: Sequence[Own]) -> None:
+        numbers = [each for each in results if each.tensor.dtype is not torch.bool]
+        self._flags = [each.tensor for each in results if each.tensor.dtype is torch.bool]
+        self._numbers = [each.tensor for each in numbers]
+        self._wrong = [each.wrong for each in numbers]
+
+    def poison(self) -> None:
+        """Wrong numbers into all of it."""
+        if self._numbers:
+            torch._foreach_copy_(self._numbers, self._wrong)
+        for flags in self._flags:
+            flags.logical_not_()
 
 
 def shapes(sizes: list[int], windows: Iterable[int] = (1,)) -> list[GraphShape]:

@@ -181,6 +181,29 @@ def build_impatient(ctx: Context) -> TestCore:
     return core
 
 
+class NotingCore(TestCore):
+    """Leaves a file ROLE.EPOCH beside the run directory when it drains."""
+
+    def drain(self, now: float) -> None:
+        super().drain(now)
+        (self.ctx.run_dir.parent / f"{self.ctx.role}.{self.ctx.epoch}").touch()
+
+
+def build_noting(ctx: Context) -> TestCore:
+    return NotingCore(ctx)
+
+
+def build_held(ctx: Context) -> TestCore:
+    """Its later lives begin, and hear signals, only when there is a file `go` beside the run
+    directory; while they wait, there is a file `held`."""
+    base = ctx.run_dir.parent
+    if ctx.epoch > 1:
+        (base / "held").touch()
+        while not (base / "go").exists():
+            time.sleep(0.01)
+    return NotingCore(ctx)
+
+
 def get_stuck() -> None:
     """Never return."""
     threading.Event().wait()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from actorium.actors.core import Context, Core
 from actorium.actors.launcher.engine import Engine
@@ -20,6 +21,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("actorium", "actors", "gpu", "kernels", "tools")
 STEP = 0.004
 """Seconds that a step of the slow worker takes at the least."""
+SLOW, PACE = "slow", 0.2
+"""See `build_paced`; PACE is in seconds."""
 
 
 def build_slow(ctx: Context) -> Core:
@@ -33,6 +36,23 @@ def build_slow(ctx: Context) -> Core:
         return usual(plan)
 
     core.run = run  # type: ignore[method-assign]
+    return core
+
+
+def build_paced(ctx: Context) -> Core:
+    """A worker whose first life takes its time over a step while there is a file `SLOW` in the run
+    directory: so streams outlast what comes before an upgrade, on a machine of any speed."""
+    from actorium.gpu.worker.core import build as build_worker
+
+    core = build_worker(ctx)
+    usual = core.on_message
+
+    def on_message(message: Any, now: float) -> None:
+        if ctx.epoch == 1 and isinstance(message, StepPlan) and (ctx.run_dir / SLOW).exists():
+            time.sleep(PACE)
+        usual(message, now)
+
+    core.on_message = on_message  # type: ignore[method-assign]
     return core
 
 

@@ -73,15 +73,22 @@ class Forks:
         self._control = control
         self._lock = threading.Lock()
         """Engines may be started by several threads."""
+        self._asked = 0
 
     def fork(self, request: dict[str, Any], fds: Sequence[int] = ()) -> int:
         """Its pid. request, fds: see `Become`. Raises `OSError`."""
         wait, go = os.pipe2(os.O_CLOEXEC)
         try:
             with self._lock, adopting_orphans():
-                socket.send_fds(self._control, [json.dumps(request).encode()], [wait, *fds])
-                pid = int(self._control.recv(32) or 0)
-            if not pid:
+                self._asked += 1
+                asked = json.dumps([self._asked, request]).encode()
+                socket.send_fds(self._control, [asked], [wait, *fds])
+                answer = b""
+                while not answer.startswith(b"%d " % self._asked):
+                    # a test's time may have ended before the answer to the one before came
+                    if not (answer := self._control.recv(32)):
+                        raise OSError("the process that forks is gone")
+            if not (pid := int(answer.split()[1])):
                 raise OSError("nothing was forked")
             os.write(go, GO)
             return pid
@@ -165,12 +172,13 @@ def _serve(control: socket.socket, become: Become) -> None:
         if not data:
             return
         told, tell = os.pipe()
+        number, request = json.loads(data)
         if not (between := os.fork()):
-            _leave_a_child(control, become, json.loads(data), fds, tell)
+            _leave_a_child(control, become, request, fds, tell)
         os.close(tell)
         pid = os.read(told, 32)
         os.waitpid(between, 0)  # from here on who asked is its parent
-        control.send(pid or b"0")
+        control.send(b"%d %d" % (number, int(pid or 0)))
         for fd in (told, *fds):
             os.close(fd)
 

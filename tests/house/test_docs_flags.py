@@ -25,7 +25,11 @@ COMMON = {"--help", "--version", "--config"}
 PLACEHOLDERS = {"--X", "--no-X", "--enable-X", "--disable-X", "--no-enable-X", "--no-disable-X",
                 "--flag"}
 """They stand for any switch, or any flag."""
-OTHERS = {"curl": {"--unix-socket"}, "llama-server": {"--temp"}}
+OTHERS = {"curl": {"--unix-socket", "--fail", "--silent", "--retry", "--retry-delay",
+                   "--retry-connrefused"},
+          "docker": {"--build", "--build-arg", "--read-only", "--tmpfs", "--gpus", "--shm-size"},
+          "llama-server": {"--temp"}, "pip": {"--no-deps", "--index-url"},
+          "pyright": {"--verifytypes"}, "systemctl": {"--now"}}
 """Of other programs that the documents speak of."""
 
 

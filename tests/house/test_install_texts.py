@@ -12,8 +12,9 @@ from helpers_code_facts import ROOT
 
 FOLDERS = ("actors", "gpu", "kernels", "tools", "docs", "tests", "benchmarks")
 KINDS = (".py", ".md", ".toml", ".txt", ".sh", ".yaml", ".html", ".js", ".mjs", ".json")
-SENDS = re.compile(r"pip3? install (?:-\S+ )*['\"`]?actorium|\bactorium(?:-llm)?\[")
-"""By name, or by an extra of the name."""
+SENDS = re.compile(r"pip3? install (?:-\S+ )*['\"`]?actorium(?!_llm-[\w.-]+\.whl)"
+                   r"|\bactorium(?:-llm)?\[")
+"""By name, or by an extra of the name; a wheel's file is none."""
 EXTRA = re.compile(r"pip install (?:-e )?['\"]?\.\[([\w,]+)\]")
 
 
@@ -37,7 +38,8 @@ def test_what_would_is_found() -> None:
     for text in ("`pip install actorium`", "pip install 'actorium[engine]'", "with actorium[video]",
                  "pip install --upgrade actorium-llm"):
         assert SENDS.search(text), text
-    for text in ("pip install -e '.[engine]' in a checkout of actorium", "import actorium"):
+    for text in ("pip install -e '.[engine]' in a checkout of actorium", "import actorium",
+                 "pip install 'actorium_llm-0.1.0-py3-none-any.whl[engine]'"):
         assert not SENDS.search(text), text
 
 

@@ -9,9 +9,10 @@ import pytest
 from actorium.kernels.cpu.native_library import library
 from actorium.tools.as_processor import PROCESSORS, missing
 
-EACH_BUILD = [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("this", "avx2")))
+EACH_BUILD = [pytest.param(name, marks=[pytest.mark.slow] * (name != "this"))
               for name in PROCESSORS]
-"""`make test` builds one library more; `make battery` all."""
+"""A build takes most of a minute of a processor: `make test` has this processor's alone, `make
+test-processor` after it another one's, `make battery` all."""
 
 
 def built(name: str) -> ctypes.CDLL:

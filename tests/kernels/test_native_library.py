@@ -120,3 +120,17 @@ def test_a_damaged_library_in_the_cache_is_not_fatal(stub: Path, tmp_path: Path)
     out = subprocess.run([sys.executable, "-c", code, str(cache), str(stub)], capture_output=True,
                          text=True, env={**os.environ, "PYTHONPATH": ""})
     assert out.stdout.strip() == "True", out.stderr
+
+
+def test_whether_it_is_built_is_known_without_building_it(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(native, "c_compiler", lambda: "/usr/bin/a-compiler")
+    assert not native.is_built() and list(tmp_path.iterdir()) == []
+    where = native._library_file("/usr/bin/a-compiler", native.cache_folder(),
+                                 (*native.FLAGS, *native.THIS_PROCESSOR))
+    where.parent.mkdir()
+    where.touch()
+    assert native.is_built()
+    monkeypatch.setattr(native, "c_compiler", lambda: None)
+    assert not native.is_built()

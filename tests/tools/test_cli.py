@@ -12,6 +12,7 @@ from helpers_text import FakeEngine, write_model
 
 import actorium
 from actorium.actors.config.tree import Config, RecoveryConfig, SchedulerConfig
+from actorium.tools import cli
 from actorium.tools.cli import COMMANDS, main
 from actorium.tools.cli.engines import for_batches
 from actorium.tools.cli.ps_command import memory, table
@@ -96,7 +97,10 @@ BAD = [
     (["generate", "--prompt", "x", "--seed", "-1"], "--seed: must be between 0"),
     (["generate", "--prompt", "x", "--max-tokens", "0"], "--max-tokens: must be between 1"),
     (["generate", "--prompt", "x", "--model", "/nowhere"], "model: no such directory: /nowhere"),
-    (["serve", "/nowhere"], "model: no such directory: /nowhere"),
+    (["serve", "/nowhere"], "model: no such directory: /nowhere (`actorium models` lists"),
+    (["serve", "/nowhere.gguf"], "model: no such file: /nowhere.gguf (`actorium models` lists"),
+    (["xyzzy"], "xyzzy: no such command; actorium --help lists them"),
+    (["serve", "--xyzzyxx"], "--xyzzyxx: no such flag; --help lists them"),
     (["serve", "org/unknown-model"], "model: 'org/unknown-model' is neither a directory nor"),
     (["chat", "--n", "2"], "--n: a conversation has one answer a turn"),
     (["eval"], "eval: which evaluation? mmlu, questions, needle, perplexity, demo"),
@@ -150,6 +154,10 @@ def test_a_bad_variable_and_a_bad_file_exit_2(capsys: pytest.CaptureFixture[str]
     assert error_of(capsys).startswith("ACTORIUM_PAGESIZE: no such setting")
 
 
+NO_GHOST = ("no engine named 'ghost' is running; `actorium ps` lists those that do, "
+            "`actorium serve --name ghost` starts one")
+
+
 def test_engines_that_do_not_run(capsys: pytest.CaptureFixture[str],
                                  monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ACTORIUM_RUN_DIR", str(tmp_path))
@@ -158,11 +166,11 @@ def test_engines_that_do_not_run(capsys: pytest.CaptureFixture[str],
     assert main(["ps"]) == 0
     assert capsys.readouterr().out == "no engine is running\n"
     assert main(["stop", "ghost"]) == 1
-    assert error_of(capsys) == "no engine named 'ghost' is running"
+    assert error_of(capsys) == NO_GHOST
     assert main(["flush-cache", "ghost"]) == 1
-    assert error_of(capsys) == "no engine named 'ghost' is running"
+    assert error_of(capsys) == NO_GHOST
     assert main(["chat", "--name", "ghost"]) == 1
-    assert error_of(capsys) == "no engine named 'ghost' is running"
+    assert error_of(capsys) == NO_GHOST
 
 
 def test_the_table_of_actors_shows_memory() -> None:
@@ -216,3 +224,17 @@ def test_batches_have_no_bound_on_gaps_between_tokens_and_no_fork_server_unless_
     asked = Config(scheduler=SchedulerConfig(target_itl=80.0),
                    recovery=RecoveryConfig(fork_server="on"))
     assert for_batches(asked) == asked
+
+
+@pytest.mark.parametrize(("module", "extra"), [
+    ("matplotlib", "bench"), ("av", "video"), ("ray", "cluster"), ("torch", "engine")])
+def test_a_module_that_is_missing_names_its_extra(
+        module: str, extra: str, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    def lacking(_command: str, _argv: list[str]) -> int:
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+    monkeypatch.setattr(cli, "_command", lambda name: lacking)
+    assert main(["bench"]) == 2
+    assert error_of(capsys) == (f"this command needs {module}; from a checkout: "
+                                f"pip install -e '.[{extra}]'")

@@ -64,7 +64,7 @@ def test_without_ray_nothing_changes(tmp_path: Path) -> None:
 
 def test_a_head_without_replicas_needs_no_device(tmp_path: Path,
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "_has_driver", lambda: False)
+    monkeypatch.setattr(preflight, "has_driver", lambda: False)
     text = 'device = "cuda"\n'
     path = tmp_path / "c.toml"
     for replicas, refused in ((0, False), (1, True)):

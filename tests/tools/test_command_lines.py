@@ -75,6 +75,8 @@ PASTED = [
     (words(SAGE, name="triton", device="cpu"),
      {"gateway.port": 21000, "gateway.host": "127.0.0.1", "device.device": "cpu",
       "device.attention_backend": "triton"}, []),
+    (words("M --otlp-traces-endpoint localhost:4317"),
+     {"runtime.otlp_traces_endpoint": "localhost:4317"}, []),
     (words(PIECEWISE, device="cpu"), {"memory.prefix_cache": False, "gateway.port": 30000,
                                       "device.graph_token_counts": "all"},
      ["--piecewise-cuda-graph-compiler"]),
@@ -424,7 +426,7 @@ def test_tiers_that_cannot_be(argv: list[str], error: str) -> None:
     "--ep-num-redundant-experts 2", "--elastic-ep-backend mooncake", "--data-parallel-external-lb",
     "--data-parallel-hybrid-lb", "--gpu-id-step 2", "--main-gpu 1",
     # what others would be sent, or find in a file or at a route
-    "--otlp-traces-endpoint http://a:4317", "--kv-events-config {\"enable_kv_cache_events\":true}",
+    "--kv-events-config {\"enable_kv_cache_events\":true}",
     "--collect-detailed-traces all", "--profiler-config {\"profiler\":\"torch\"}",
     "--enable-layerwise-nvtx-tracing", "--crash-dump-folder /tmp/a", "--enable-mfu-metrics",
     "--kv-cache-metrics", "--show-hidden-metrics-for-version 0.9",

@@ -142,7 +142,8 @@ def test_a_snapshot_of_a_real_engine(cli: Cli) -> None:
 def test_bad_words_are_named(cli: Cli) -> None:
     done = cli.run("top", "nobody")
     assert (done.returncode, done.stderr) == (
-        1, b"actorium: error: no engine named 'nobody' is running\n")
+        1, b"actorium: error: no engine named 'nobody' is running; `actorium ps` lists those that "
+        b"do, `actorium serve --name nobody` starts one\n")
     done = cli.run("top", "--interval", "0")
     assert (done.returncode, done.stderr) == (
         2, b"actorium: error: --interval: must be between 0.05 and 3600, got 0\n")

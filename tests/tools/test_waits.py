@@ -75,7 +75,8 @@ def test_an_engine_that_does_not_run_is_said_at_once(
     began = time.monotonic()
     assert main(argv) == 1
     assert time.monotonic() - began < 5 * slowness()
-    assert capsys.readouterr().err == "actorium: error: no engine named 'nobody' is running\n"
+    assert capsys.readouterr().err.startswith(
+        "actorium: error: no engine named 'nobody' is running; `actorium ps` lists")
 
 
 @pytest.mark.parametrize("argv", [["eval", "questions"], ["bench", "serve"], ["verify"],

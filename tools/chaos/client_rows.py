@@ -36,7 +36,7 @@ KILLED_OF_REPLICAS = ("replica-0", "replica-1", "0/worker-0", "1/worker-0", "0/s
                       "1/scheduler", "scheduler", "tokenizer", "detokenizer", "watchdog",
                       *GATEWAYS)
 BACK = 120.0
-"""Seconds within which an actor is there to be killed."""
+"""Seconds for which a kill waits until its actor runs."""
 SHARE = 0.6
 """Of the text of all answers: what has come when the last kill strikes."""
 ROUNDS = 4
@@ -223,8 +223,8 @@ class PlainClients:
 
 async def _kill(made: Rig, kills: deque[DrawnKill], clients: PlainClients, chars: int
                 ) -> Counter[str]:
-    """Kills at their points; returns how often each role was there to be killed, and leaves the
-    kills that the clients did not wait for. chars: of all answers."""
+    """Kills each drawn role when so much of all answers has come, and returns how often each was
+    killed. What is due only after the last answer stays in `kills`. chars: of all answers."""
     struck: Counter[str] = Counter()
     while kills:
         kill = kills[0]

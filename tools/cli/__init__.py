@@ -15,6 +15,8 @@ from actorium.actors.errors import ActoriumError, BadConfig, BadModel
 
 LINE = 2000
 """Characters of an error's line: files of strangers can make it long."""
+EXTRA_OF = {"matplotlib": "bench", "psutil": "bench", "av": "video", "ray": "cluster"}
+"""Module -> the extra that installs it, where that is not the engine's."""
 COMMANDS = {
     "serve": ("serve", "[MODEL]: start an engine and keep it running"),
     "ps": ("ps", "engines and their actors (--json)"),
@@ -37,6 +39,7 @@ COMMANDS = {
                  "clock"),
     "pull": ("models", "NAME: fetch a model, or bring it up to date"),
     "models": ("models", "[FOLDER]: the models on this machine, and which of them fit it"),
+    "doctor": ("doctor", "[MODEL]: what this machine can serve with, what is off, and what to do"),
     "plan": ("plan", "[MODEL_OR_CONFIG_JSON]: where every byte goes, and how many tokens fit"),
     "passes": ("backends", "[MODEL]: which operations of its layers are joined, and what that "
                "gains"),
@@ -66,8 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("actorium"):
             raise
+        extra = EXTRA_OF.get(error.name or "", "engine")
         return _fail(f"this command needs {error.name}; from a checkout: "
-                     "pip install -e '.[engine]'", 2)
+                     f"pip install -e '.[{extra}]'", 2)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -84,7 +88,8 @@ def _command(name: str) -> Callable[[str, list[str]], int]:
     if name not in COMMANDS:
         from actorium.actors.config.sources import suggestion
 
-        raise BadConfig(f"{name}: no such command{suggestion(name, COMMANDS)}", name)
+        raise BadConfig(f"{name}: no such command"
+                        f"{suggestion(name, COMMANDS) or '; actorium --help lists them'}", name)
     if name == "version":
         return _version
     module = import_module(f"actorium.tools.cli.{COMMANDS[name][0]}_command")

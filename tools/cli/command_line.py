@@ -190,7 +190,8 @@ class _Parser(argparse.ArgumentParser):
         hints = (settings.suggestion(f"--{plain(origin)}", [
             f"--{name}" for name in names if name.startswith("no-") == negative])
             for names in (self._own, self._foreign))
-        raise BadConfig(f"{origin}: no such flag{next(filter(None, hints), '')}", origin)
+        hint = next(filter(None, hints), "; --help lists them")
+        raise BadConfig(f"{origin}: no such flag{hint}", origin)
 
     def error(self, message: str) -> NoReturn:
         raise BadConfig(message)

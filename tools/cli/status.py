@@ -47,7 +47,9 @@ def running_dir(runtime: RuntimeConfig) -> Path:
     runs."""
     path = engine_dir(runtime.name, runtime.run_dir)
     if not is_running(path):
-        raise EngineUnavailable(f"no engine named {runtime.name!r} is running", "name")
+        raise EngineUnavailable(f"no engine named {runtime.name!r} is running; `actorium ps` lists "
+                                f"those that do, `actorium serve --name {runtime.name}` starts one",
+                                "name")
     return path
 
 

@@ -41,8 +41,8 @@ PROG = "actorium upgrade [NAME]"
 ABOUT = """A running engine goes over to this version of actorium, and to the flags that are given
 here; the others stay. Its requests go on: streams pause for some seconds. What is checked before
 (flags, the model's files, memory, formats of what one version leaves to the other) is refused with
-the reason, and nothing has happened. If the actors of this version do not get ready, the version
-before goes on. Exit codes: 0 it runs, 1 it has failed and the version before runs, 2 refused."""
+the reason, and nothing has happened. If the actors of this version do not get ready, the old
+version goes on. Exit codes: 0 it runs, 1 it has failed and the old version runs, 2 refused."""
 MAY_CHANGE = frozenset((
     "max_total_tokens", "memory_fraction", "kv_cache_bytes", "checkpoints", "host_cache",
     "disk_cache", "disk_timeout", "eviction_policy", "debug_memory", "audit_every",

@@ -185,7 +185,10 @@ class Guard:
         finally:
             engine.calls.discard(exchange.call)
             engine.open -= 1
-            engine.access.answered(exchange.record())
+            record = exchange.record()
+            engine.access.answered(record)
+            if engine.traces is not None and (trace := exchange.call.trace) is not None:
+                engine.traces.end(trace, record, exchange.call.created, exchange.call.taken_over)
 
     def _admit(self, exchange: HttpExchange) -> None:
         """Checks the caller and gives the exchange its call. Raises `HttpError`."""
@@ -199,6 +202,8 @@ class Guard:
             self._cors.check(scope, headers)
         call = exchange.call = EngineCall(self._engine, headers, exchange.tenant, path,
                                           self._keys.is_admin(key), scope.get(RECORD))
+        if self._engine.traces is not None and exchange.route.generates:
+            call.trace = self._engine.traces.begin(headers, call.token)
         exchange.identify(exchange.given_id or call.resume_id)
         if not call.resumable:  # else the next connection may bring another id
             call.answer_id = exchange.request_id

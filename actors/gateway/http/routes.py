@@ -57,6 +57,7 @@ def _probe(path: str, access: Access, methods: tuple[str, ...] = GET) -> Route:
 
 ROUTES: tuple[Route, ...] = (
     Route("page", GET, ("/",), Access.OPEN),
+    Route("status", GET, ("/status",), Access.OPEN),
     Route("docs", GET, ("/docs", "/redoc"), Access.OPEN),
     Route("dashboard", GET, ("/dashboard/events",)),
     Route("chat", POST, ("/v1/chat/completions", "/chat/completions"), generates=True),

@@ -20,7 +20,14 @@ from actorium.actors.config.retention import DASHBOARD_SAMPLES
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.http.replies import EventStream, sse_event
 from actorium.actors.gateway.served_engine import ServedEngine
-from actorium.actors.health import CounterReading, Growth, growth, read_counters, why_not_ready
+from actorium.actors.health import (
+    CounterReading,
+    Growth,
+    growth,
+    read_counters,
+    state_of,
+    why_not_ready,
+)
 from actorium.actors.messages import ActorStatus, Status
 
 LOG = logging.getLogger("actorium.gateway")
@@ -33,12 +40,25 @@ _NEW_BEAT = 0.05
 """The least seconds between two heartbeats: less is the same one, seen twice."""
 
 
+QUEUES = {"gateway": "http_open", "tokenizer": "tokenizer_waiting", "media": "media_waiting",
+          "scheduler": "waiting", "detokenizer": "detokenizer_sequences"}
+"""Gauge of what an actor has to do, by its role without a number."""
+
+
 class ActorLine(Struct, frozen=True):
     """One actor."""
 
     role: str
     phase: str
+    """`health.SILENT` where it claims to work and is not heard of."""
     epoch: int
+    """1 = it was never started again."""
+    pid: int = 0
+    beat_age: float = 0.0
+    """Seconds since its last heartbeat."""
+    queue: int | None = None
+    """What its gauge of `QUEUES` says."""
+    detail: str = ""
 
 
 class DashboardSample(Struct, frozen=True):
@@ -59,6 +79,9 @@ class DashboardSample(Struct, frozen=True):
     """Pages that sequences hold."""
     pages_cached: int | None = None
     """Pages in the prefix cache."""
+    pages_quarantined: int | None = None
+    resumed: int | None = None
+    """Sequences that went on after the death of a worker or a scheduler, since the start."""
     step_ms: float | None = None
     """A step of the worker, in milliseconds."""
     acceptance: float | None = None
@@ -85,7 +108,7 @@ class DashboardSampler:
     def sample(self, status: Status, draining: bool, at: float, now: float) -> DashboardSample:
         """`at`: seconds since 1970; `now`: CLOCK_MONOTONIC seconds."""
         why = _why(status, draining)
-        actors = [ActorLine(one.role, one.phase, one.epoch) for one in status.actors]
+        actors = [_line(one) for one in status.actors]
         actors.sort(key=lambda line: line.role)
         found = next((one for one in status.actors if one.role == "scheduler"), None)
         if found is None or "running" not in found.gauges:
@@ -100,7 +123,8 @@ class DashboardSampler:
             at, not why, why, rates.tokens, rates.prompt_tokens, whole("running"),
             whole("waiting"), whole("free_pages", "used_pages"), held,
             max(0, whole("used_pages") - held - whole("quarantined_pages")),
-            rates.step_ms, rates.acceptance, actors)
+            whole("quarantined_pages"), whole("resumed_sequences"), rates.step_ms,
+            rates.acceptance, actors)
 
     def _look(self, scheduler: ActorStatus, now: float) -> Rates:
         """Returns the rates since the last heartbeat; between heartbeats the previous ones."""
@@ -108,6 +132,12 @@ class DashboardSampler:
         if before is None or before.epoch != new.epoch or new.at - before.at > _NEW_BEAT:
             self._before, self._rates = new, _rates(growth(before, new))
         return self._rates
+
+
+def _line(actor: ActorStatus) -> ActorLine:
+    queue = actor.gauges.get(QUEUES.get(actor.role.partition("-")[0], ""))
+    return ActorLine(actor.role, state_of(actor), actor.epoch, actor.pid, round(actor.beat_age, 1),
+                     None if queue is None else int(queue), actor.detail)
 
 
 def _rates(grown: Growth | None) -> Rates:

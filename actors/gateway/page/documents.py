@@ -1,5 +1,6 @@
-"""The playground at `/` and the list of routes at `/docs`: each one document, joined from the files
-in `playground/` and `api_docs/` when the gateway starts; nothing is loaded from elsewhere.
+"""The playground at `/`, the engine's state at `/status` and the list of routes at `/docs`: each is
+one document, joined when the gateway starts from the files in `playground/`, `status/` and
+`api_docs/` and those in `shared/` and `vendor/`; nothing is loaded from elsewhere.
 
 A model's output is untrusted, so a document may run only its own script and use only its own style
 (their hashes are in the policy), may connect to its own gateway alone, and may not turn strings
@@ -17,10 +18,11 @@ from typing import NamedTuple
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-FOLDER, API = (Path(__file__).with_name(name) for name in ("playground", "api_docs"))
-_STYLE = re.compile(r'<link rel="stylesheet" href="(\w+\.css)">')
-_SCRIPTS = re.compile(r'(?:<script src="\w+\.js"></script>\s*)+')
-_NAME = re.compile(r'src="(\w+\.js)"')
+PLAYGROUND, STATUS, API = (Path(__file__).with_name(name)
+                           for name in ("playground", "status", "api_docs"))
+_STYLE = re.compile(r'<link rel="stylesheet" href="([\w./]+\.css)">')
+_SCRIPTS = re.compile(r'(?:<script src="[\w./]+\.js"></script>\s*)+')
+_NAME = re.compile(r'src="([\w./]+\.js)"')
 _INLINE = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
 
 
@@ -45,7 +47,7 @@ class Page(NamedTuple):
         return Response(self.body, headers=self.headers, media_type="text/html")
 
 
-def load(folder: Path = FOLDER) -> Page:
+def load(folder: Path) -> Page:
     """Joins the files that `index.html` names. Raises `OSError` if one is missing."""
     def text(name: str) -> str:
         return (folder / name).read_text(encoding="utf-8")

@@ -115,7 +115,7 @@ OPERATIONS: dict[str, Operation] = {
     "probe": Operation("A probe of the watchdog"),
 }
 """By the routes' names."""
-PAGES = frozenset({"page", "docs", "dashboard"})
+PAGES = frozenset({"page", "status", "docs", "dashboard"})
 """Routes for people, which the document leaves out."""
 MEDIA = {"/metrics": "text/plain"}
 """Of paths whose answer is not JSON."""

@@ -28,6 +28,7 @@ from actorium.actors.gateway.parsers.parts import (
     SPACE,
     MessagePart,
     ReasoningPart,
+    StateParser,
     TextAroundCalls,
     ToolCallArguments,
     ToolCallBegin,
@@ -47,7 +48,7 @@ MAX_HEADER = 512
 _NAME = re.compile(r"[^\s{}<>\"]{1,256}")
 
 
-class Gemma4Parser:
+class Gemma4Parser(StateParser):
     """Parses one completion. Each argument is returned when it is complete; several thoughts are
     joined by a line end. A call ends a thought that its model left open."""
 
@@ -55,13 +56,12 @@ class Gemma4Parser:
                  ) -> None:
         """schemas: of the tools, None = calls are text; reasons: thoughts are separated, else they
         are text with their marks; thought: `OPEN` = the completion begins within one."""
+        super().__init__(self._thinking if reasons and thought is Thought.OPEN else self._before)
         self._schemas = schemas or {}
         thinks, calls = (CHANNEL, CHANNEL_END) if reasons else (), (CALL,) * (schemas is not None)
         self._marks = (*thinks, *calls)
-        self._text = ""
         self._prose = TextAroundCalls()
         self._calls = 0
-        self._state: Callable[[list[MessagePart]], bool] = self._before
         self._reasoned = self._begun = False
         """There was reasoning; its last thought has had its first letter."""
         self._spaces = ""
@@ -71,20 +71,10 @@ class Gemma4Parser:
         self._key, self._written = "", 0
         """The argument's name, and how many have been returned."""
         self._value = ArgumentEnd()
-        if reasons and thought is Thought.OPEN:
-            self._state = self._thinking
 
-    def feed(self, text: str) -> list[MessagePart]:
-        out: list[MessagePart] = []
-        self._text += text
-        while self._state(out):
-            pass
-        return out
-
-    def end(self, cut: bool = False) -> list[MessagePart]:
+    def _finish(self, out: list[MessagePart], cut: bool) -> None:
         """A call that its model left open is closed; of one that was cut, what is complete is
         returned."""
-        out: list[MessagePart] = []
         while self._state == self._in_value and self._end_value(out, cut):
             out += self.feed("")
         if self._state == self._between and not cut:
@@ -94,8 +84,6 @@ class Gemma4Parser:
         elif self._state == self._thinking:
             self._think(out, self._text)
         self._prose.end(out)
-        self._text = ""
-        return out
 
     # --- states: each takes from the text, and says whether there may be more to do ---
 

@@ -19,6 +19,7 @@ from actorium.actors.gateway.parsers.parts import (
     SPACE,
     MessagePart,
     ReasoningPart,
+    StateParser,
     TextPart,
     ToolCallArguments,
     ToolCallBegin,
@@ -55,7 +56,7 @@ def header_of(text: str) -> Header:
     return Header(name, recipient[1] if recipient else "")
 
 
-class HarmonyParser:
+class HarmonyParser(StateParser):
     """Parses a completion. Messages on one channel are joined by a line end.
 
     Calls of tools that are not the request's (gpt-oss has python and a browser) are reasoning where
@@ -66,8 +67,8 @@ class HarmonyParser:
     def __init__(self, calls: bool, reasons: bool, thought: Thought = Thought.MAY) -> None:
         """calls, reasons: calls and reasoning are separated; thought: `OPEN` and `NONE` = the
         completion continues a text on that channel, or an answer."""
+        super().__init__(self._header)
         self._separates_calls, self._separates_reasoning = calls, reasons
-        self._text = ""
         self._calls = 0
         self._emit: Callable[[str], MessagePart] = TextPart
         self._in_call = self._raw = self._has_arguments = False
@@ -75,20 +76,11 @@ class HarmonyParser:
         """The kinds of parts that have had a text, but for calls."""
         self._joins = False
         """A line end is due before the next text."""
-        self._state: Callable[[list[MessagePart]], bool] = self._header
         if thought is not Thought.MAY:
             self._begin(Header(ANALYSIS if thought is Thought.OPEN else FINAL), "")
         self._first = True
 
-    def feed(self, text: str) -> list[MessagePart]:
-        out: list[MessagePart] = []
-        self._text += text
-        while self._text and self._state(out):
-            pass
-        return out
-
-    def end(self, cut: bool = False) -> list[MessagePart]:
-        out: list[MessagePart] = []
+    def _finish(self, out: list[MessagePart], cut: bool) -> None:
         if self._state == self._content:
             self._say(out, self._text)
             self._close(out, "")
@@ -96,8 +88,6 @@ class HarmonyParser:
             # A header that was cut off says nothing; what began none is text.
             self._begin(Header(), "")
             self._say(out, self._text)
-        self._text = ""
-        return out
 
     def _header(self, out: list[MessagePart]) -> bool:
         text = self._text.lstrip(SPACE)

@@ -17,7 +17,7 @@ says what happened. If it was the model's own choice, it is text: nobody knows w
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from string import ascii_letters
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from actorium.actors.gateway.parsers.json_value import JsonValueScanner
 from actorium.actors.gateway.parsers.parts import (
     SPACE,
     MessagePart,
+    StateParser,
     TextAroundCalls,
     ToolCallArguments,
     ToolCallBegin,
@@ -113,7 +114,7 @@ LLAMA3 = CallForm("<|python_tag|>", (), ",;", bare=True, beginning=re.compile(
     r'<\|python_tag\|>|```|\[[ \t\r\n]*(?:\{|\Z)|\{[ \t\r\n]*(?:"|\Z)'))
 
 
-class ObjectCallsParser:
+class ObjectCallsParser(StateParser):
     """Parses calls as objects, with text around them.
 
     What begins like a call and is none stays text. Where the form wants no mark, so does all that
@@ -122,11 +123,9 @@ class ObjectCallsParser:
 
     def __init__(self, form: CallForm, names: Collection[str] = ()) -> None:
         """names: of all tools."""
+        super().__init__(self._in_text)
         self._form, self._names = form, names
-        self._text = ""
-        """Not parsed yet."""
         self._prose = TextAroundCalls()
-        self._state: Callable[[list[MessagePart]], bool] = self._in_text
         self._call = JsonCallParser(0)
         self._calls = 0
         self._mark = ""
@@ -139,15 +138,7 @@ class ObjectCallsParser:
         self._skipped = JsonValueScanner()
         """The object or list that is no call."""
 
-    def feed(self, text: str) -> list[MessagePart]:
-        out: list[MessagePart] = []
-        self._text += text
-        while self._state(out):
-            pass
-        return out
-
-    def end(self, cut: bool = False) -> list[MessagePart]:
-        out: list[MessagePart] = []
+    def _finish(self, out: list[MessagePart], cut: bool) -> None:
         if self._state == self._in_call and not self._call.raw:
             out += [] if cut else self._call.end()
         elif self._state == self._in_call:
@@ -157,8 +148,6 @@ class ObjectCallsParser:
         elif self._state != self._behind or not self._may_end():
             self._prose.add(out, self._text)
         self._prose.end(out)
-        self._text = ""
-        return out
 
     # --- states: each takes from the text, and says whether there may be more to do ---
 

@@ -8,7 +8,7 @@ nothing is lost.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 
@@ -60,6 +60,34 @@ class PlainParser:
 
     def end(self, cut: bool = False) -> list[MessagePart]:
         return []
+
+
+class StateParser:
+    """Parser with a state for each part of its format: a method that takes from the text what has
+    arrived, adds parts, and returns whether there may be more to do."""
+
+    def __init__(self, state: Callable[[list[MessagePart]], bool]) -> None:
+        """state: the first."""
+        self._text = ""
+        """That no state has taken yet."""
+        self._state = state
+
+    def feed(self, text: str) -> list[MessagePart]:
+        out: list[MessagePart] = []
+        self._text += text
+        while self._text and self._state(out):
+            pass
+        return out
+
+    def end(self, cut: bool = False) -> list[MessagePart]:
+        out: list[MessagePart] = []
+        self._finish(out, cut)
+        self._text = ""
+        return out
+
+    def _finish(self, out: list[MessagePart], cut: bool) -> None:
+        """Adds the remaining parts at the end of the text."""
+        raise NotImplementedError
 
 
 class ChainedParser:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from actorium.actors.gateway.parsers.argument_types import ArgumentTypes, as_json
@@ -15,6 +15,7 @@ from actorium.actors.gateway.parsers.json_call import JsonCallParser
 from actorium.actors.gateway.parsers.parts import (
     SPACE,
     MessagePart,
+    StateParser,
     TextAroundCalls,
     ToolCallArguments,
     ToolCallBegin,
@@ -37,15 +38,14 @@ Schemas = Mapping[str, Mapping[str, Any]]
 """Tool -> the schema of its parameters."""
 
 
-class Qwen3CoderParser:
+class Qwen3CoderParser(StateParser):
     """Parses one choice. Each argument is returned when it is complete."""
 
     def __init__(self, schemas: Schemas | None = None) -> None:
+        super().__init__(self._in_text)
         self._schemas = schemas or {}
-        self._text = ""
         self._prose = TextAroundCalls()
         self._calls = 0
-        self._state: Callable[[list[MessagePart]], bool] = self._in_text
         self._types = ArgumentTypes({})
         """Types of the arguments of the call's function."""
         self._name = ""
@@ -57,17 +57,9 @@ class Qwen3CoderParser:
         self._marked = False
         """The call began with its mark."""
 
-    def feed(self, text: str) -> list[MessagePart]:
-        out: list[MessagePart] = []
-        self._text += text
-        while self._state(out):
-            pass
-        return out
-
-    def end(self, cut: bool = False) -> list[MessagePart]:
+    def _finish(self, out: list[MessagePart], cut: bool) -> None:
         """A call that its model left open is closed; of one that was cut, what is complete has
         been returned."""
-        out: list[MessagePart] = []
         while self._state == self._in_value and self._end_value(out, cut):
             out += self.feed("")
         if not cut and self._state in (self._in_name, self._between):
@@ -79,8 +71,6 @@ class Qwen3CoderParser:
         elif self._state in (self._in_text, self._opened):
             self._prose.add(out, (OPEN if self._state == self._opened else "") + self._text)
         self._prose.end(out)
-        self._text = ""
-        return out
 
     # --- states: each takes from the text, and says whether there may be more to do ---
 

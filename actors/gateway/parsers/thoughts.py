@@ -14,6 +14,7 @@ from actorium.actors.gateway.parsers.parts import (
     SPACE,
     MessagePart,
     ReasoningPart,
+    StateParser,
     TextPart,
     first_of,
     partial_mark,
@@ -117,7 +118,7 @@ CALL_BEGINNINGS = {
 """By the tool parser's name."""
 
 
-class ThinkParser:
+class ThinkParser(StateParser):
     """Separates reasoning. Drops white space around it and before the answer.
 
     A call ends a thought that its model forgot to close. So does one that it only drafts: when it
@@ -127,29 +128,20 @@ class ThinkParser:
     def __init__(self, inside: bool, call: CallBeginning | None = None) -> None:
         """inside: the prompt ends with the opening mark, as some templates have it; call: how calls
         begin, where there are tools."""
+        super().__init__(self._thinking if inside else self._before)
         self._call = call
         self._tail = ""
         """The last characters of an answer that a call began."""
-        self._text = self._spaces = ""
-        self._state = self._thinking if inside else self._before
+        self._spaces = ""
         self._begun = False
         """The reasoning, or the answer behind it, has had its first letter."""
         self._inside = inside
 
-    def feed(self, text: str) -> list[MessagePart]:
-        out: list[MessagePart] = []
-        self._text += text
-        while self._text and self._state(out):
-            pass
-        return out
-
-    def end(self, cut: bool = False) -> list[MessagePart]:
-        left, self._text = self._text, ""
+    def _finish(self, out: list[MessagePart], cut: bool) -> None:
         if self._state == self._thinking:
-            out: list[MessagePart] = []
-            self._think(out, left)
-            return out
-        return [TextPart(left)] if left else []
+            self._think(out, self._text)
+        elif self._text:
+            out.append(TextPart(self._text))
 
     def _before(self, _out: list[MessagePart]) -> bool:
         text = self._text.lstrip(SPACE)

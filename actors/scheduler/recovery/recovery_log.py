@@ -369,8 +369,9 @@ def restore_requests(past: PriorRun, timeout: float) -> Iterator[RequestState]:
             _restore(choice, output)
             if not past.same_boot:
                 choice.marks = msgspec.structs.replace(
-                    choice.marks, **{name: past.now for name in ("admitted", "first", "last")
-                                     if getattr(choice.marks, name)})
+                    choice.marks, recoveries=[],
+                    **{name: past.now for name in ("admitted", "first", "last")
+                       if getattr(choice.marks, name)})
         yield request
 
 
@@ -381,7 +382,8 @@ def in_this_boot(submit: Submit, now: float, timeout: float) -> Submit:
     if deadline is not None:
         allowed = deadline - submit.arrival if submit.arrival else timeout
         deadline = now + max(allowed, 0.0)
-    return msgspec.structs.replace(submit, deadline=deadline, arrival=now)
+    return msgspec.structs.replace(submit, deadline=deadline, arrival=now,
+                                   queued=now if submit.queued else 0.0)
 
 
 def _restore(sequence: SequenceState, output: SequenceOutput) -> None:

@@ -1,5 +1,5 @@
-"""Pictures of the playground, of a demo engine that others use as well (its helpers lie in
-`tests/helpers`, which is to be in PYTHONPATH):
+"""Pictures of the playground and of the status page, of a demo engine that others use as well (its
+helpers lie in `tests/helpers`, which is to be in PYTHONPATH):
 
     python tests/actors/gateway/playground_shot.py benchmarks/results/playground.png
 """
@@ -56,8 +56,8 @@ def ask(tab: Tab, text: str) -> None:
     tab.js("document.getElementById('text').focus()")
     tab.type(text)
     tab.press("Enter")
-    tab.wait("document.querySelector('.live')")
-    tab.wait("!document.querySelector('.live')", 30)
+    tab.wait("busyNow()")
+    tab.wait("!busyNow()", 60)
 
 
 def shoot(tab: Tab, path: Path) -> None:
@@ -68,26 +68,34 @@ def shoot(tab: Tab, path: Path) -> None:
 
 
 def main(path: Path) -> None:
-    """Light at `path`, dark and a phone beside it."""
+    """The playground, light at `path`, dark and on a phone beside it; the status page as
+    `status.png`."""
     browser = browser_path()
     if browser is None:
         sys.exit(NOT_THERE)
     with serving(max_num_seqs=8) as served:
         run_dir = engine_dir(served.engine.name)
         with Browser(browser) as chrome, others(run_dir):
+            status = chrome.open(f"{served.url}/status", 1360, 1020)
             tab = chrome.open(served.url, 1360, 1020)
-            tab.wait(f"seen.length >= {SECONDS}", SECONDS * 1.5)
+            for text in ("Tell me a story about a hen.", "What is 12 + 30?"):
+                ask(tab, text)
+                tab.click("#new")
             ask(tab, "Tell me a story about a fox.")
-            tab.js("document.getElementById('logprobs').click()")
             ask(tab, "Tell me a story about a dog.")
+            tab.js("[...document.querySelectorAll('.turn:last-child .acts button')].at(-1).click()")
+            tab.wait("document.querySelector('.tok')", 30)
             tab.hover(".turn:last-child .tok:nth-child(9)")
             shoot(tab, path)
             tab.click("#theme")
             tab.hover(".turn:last-child .tok:nth-child(9)")
             shoot(tab, path.with_name(f"{path.stem}-dark.png"))
-            tab.size(375, 760)
+            tab.size(375, 812)
             tab.wait("atEnd()")
             shoot(tab, path.with_name(f"{path.stem}-phone.png"))
+            tab.close()
+            status.wait(f"seen.length >= {SECONDS}", SECONDS * 2)
+            shoot(status, path.with_name("status.png"))
 
 
 if __name__ == "__main__":

@@ -3,61 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
-from helpers_browser import NOT_THERE, Browser, Tab, browser_path
-from helpers_served import Served, serving
-from helpers_stage import EVIL, staged
+from helpers_browser import Browser, Tab
+from helpers_gateway import Served
+from helpers_stage import DONE, EVIL, NEVER_ENDS, STORY, opened, send, staged
 
-BROWSER = browser_path()
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(BROWSER is None, reason=NOT_THERE)]
-
-STORY = "Tell me a story about a fox."
-NEVER_ENDS = """{ const ask = window.fetch; window.fetch = (to, how) => {
-  if (how && how.body) how.body = JSON.stringify({...JSON.parse(how.body), ignore_eos: true,
-                                                  max_tokens: 3500});
-  return ask(to, how); } }"""
-DONE = "!document.querySelector('.live') && document.querySelector('.acts button')"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    assert BROWSER is not None
-    with Browser(BROWSER) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serving(max_num_seqs=16) as found:
-        yield found
-
-
-@contextmanager
-def opened(browser: Browser, url: str, **how: Any) -> Iterator[Tab]:
-    """A tab that must not complain."""
-    tab = browser.open(url, **how)
-    try:
-        yield tab
-        assert tab.complaints() == []
-    finally:
-        tab.close()
-
-
-def send(tab: Tab, text: str) -> None:
-    tab.js("document.getElementById('text').focus()")
-    tab.type(text)
-    tab.press("Enter")
+pytestmark = pytest.mark.browser
 
 
 # --- the list of routes -------------------------------------------------------------------------
 
 
-def test_the_routes_are_listed_and_can_be_tried(browser: Browser, served: Served) -> None:
-    with opened(browser, f"{served.url}/docs") as tab:
+def test_the_routes_are_listed_and_can_be_tried(browser: Browser, packaged: Served) -> None:
+    with opened(browser, f"{packaged.url}/docs") as tab:
         tab.wait("document.querySelectorAll('details.route').length > 10")
         tab.js("""[...document.querySelectorAll('details.route')].find(
             one => one.querySelector('.path').textContent === '/v1/completions').open = true""")
@@ -70,33 +29,33 @@ def test_the_routes_are_listed_and_can_be_tried(browser: Browser, served: Served
 # --- with a model -------------------------------------------------------------------------------
 
 
-def test_an_answer_streams_without_moving_the_layout(browser: Browser, served: Served) -> None:
-    with opened(browser, served.url) as tab:
+def test_an_answer_streams_without_moving_the_layout(browser: Browser, packaged: Served) -> None:
+    with opened(browser, packaged.url) as tab:
         tab.wait("document.querySelector('#state.ok')")
         tab.wait("document.getElementById('model').textContent.includes('demo')")
-        fixed = ("header", "#ask", "aside", "#log")
+        fixed = ("header", "#ask", "#panel", "#list", "#log")
         before = [tab.box(one) for one in fixed]
         tab.js("""window.lengths = new Set(); new MutationObserver(() => {
             const said = document.querySelector('.said');
             if (said) lengths.add(said.textContent.length);
         }).observe(document.getElementById('log'), {subtree: true, childList: true})""")
         send(tab, STORY)
-        tab.wait("document.querySelector('.live')")
-        assert tab.js("document.querySelector('.live').getAttribute('aria-busy')") == "true"
+        tab.wait("document.querySelector('.turn.live')")
+        assert tab.js("document.querySelector('.turn.live').getAttribute('aria-busy')") == "true"
         assert [tab.box(one) for one in fixed] == before
         tab.wait(DONE)
         assert [tab.box(one) for one in fixed] == before
         assert tab.js("lengths.size") > 3, "it came in pieces"
-        assert tab.js("document.querySelector('.turn.user').textContent") == STORY
+        assert tab.js("document.querySelector('.turn.user .bubble').textContent") == STORY
         assert "tokens/s" in tab.js("document.querySelector('.facts').textContent")
         assert tab.js("document.activeElement.id") == "text"
 
 
-def runs(served: Served, tab: Tab, wanted: int) -> bool:
+def runs(packaged: Served, tab: Tab, wanted: int) -> bool:
     """Whether so many sequences run, within some seconds."""
     until = time.monotonic() + 5
     while time.monotonic() < until:
-        actors = served.engine.client.status().actors
+        actors = packaged.engine.client.status().actors
         if sum(int(one.gauges.get("running", 0)) for one in actors) == wanted:
             return True
         tab.js("new Promise(done => setTimeout(done, 20))")
@@ -104,12 +63,12 @@ def runs(served: Served, tab: Tab, wanted: int) -> bool:
 
 
 @pytest.mark.parametrize("by", ["mouse", "keyboard"])
-def test_stopping_aborts_the_request(browser: Browser, served: Served, by: str) -> None:
-    with opened(browser, served.url, init=NEVER_ENDS) as tab:
+def test_stopping_aborts_the_request(browser: Browser, packaged: Served, by: str) -> None:
+    with opened(browser, packaged.url, init=NEVER_ENDS) as tab:
         send(tab, STORY)
         tab.wait("(document.querySelector('.said') || {textContent: ''}).textContent.length > 40")
         assert tab.js("document.getElementById('send').hidden")
-        assert runs(served, tab, 1)
+        assert runs(packaged, tab, 1)
         if by == "mouse":
             tab.click("#stop")
         else:
@@ -117,28 +76,36 @@ def test_stopping_aborts_the_request(browser: Browser, served: Served, by: str) 
         tab.wait(DONE)
         assert tab.js("document.querySelector('.note').textContent") == "stopped"
         assert tab.js("document.getElementById('stop').hidden")
-        assert runs(served, tab, 0)
+        assert runs(packaged, tab, 0)
         said = tab.js("document.querySelector('.said').textContent")
         assert len(said) > 40, "what was said stays"
 
 
-def test_regenerating_replaces_the_answer(browser: Browser, served: Served) -> None:
-    with opened(browser, served.url) as tab:
-        for _ in range(2):
-            send(tab, STORY)
-            tab.wait("document.querySelector('.live')")
-            tab.wait(DONE)
-        tab.js("window.old = document.querySelectorAll('.turn')")
-        tab.click(".turn:nth-child(2) .acts button:last-child")
-        tab.wait("document.querySelector('.live')")
+def test_another_answer_and_an_edit_are_branches(browser: Browser, packaged: Served) -> None:
+    with opened(browser, packaged.url) as tab:
+        send(tab, STORY)
         tab.wait(DONE)
-        assert tab.js("document.querySelectorAll('.turn').length") == 2, "later ones are gone"
-        assert not tab.js("old[1].isConnected") and tab.js("old[0].isConnected")
-        assert tab.js("state.turns.map(one => one.role)") == ["user", "assistant"]
+        tab.js("acts('.assistant', 'Again').click()")
+        tab.wait(f"document.querySelector('.assistant .branches') && {DONE}")
+        assert tab.js("document.querySelector('.assistant .branches').textContent") == "‹2 of 2›"
+        tab.js("acts('.user', 'Edit').click()")
+        assert tab.js("document.activeElement.value") == STORY
+        tab.type(" Now")
+        tab.press("Enter")
+        tab.wait(f"document.querySelector('.user .branches') && {DONE}")
+        assert tab.js("document.querySelectorAll('.turn').length") == 2
+        assert tab.js("Object.values(shown.turns).map(one => one.role)") == [
+            "user", "assistant", "assistant", "user", "assistant"]
+        answer = tab.js("branchOf(shown)[1].content")
+        tab.js("acts('.user', '‹').click()")
+        assert tab.js("document.querySelector('.bubble').textContent") == STORY
+        assert tab.js("document.querySelector('.assistant .branches').textContent") == "‹2 of 2›"
+        tab.js("acts('.user', '›').click()")
+        assert tab.js("branchOf(shown)[1].content") == answer
 
 
-def test_probabilities_by_mouse_and_keyboard(browser: Browser, served: Served) -> None:
-    with opened(browser, served.url) as tab:
+def test_probabilities_by_mouse_and_keyboard(browser: Browser, packaged: Served) -> None:
+    with opened(browser, packaged.url) as tab:
         tab.click("#logprobs")
         send(tab, STORY)
         tab.wait(DONE)
@@ -156,26 +123,28 @@ def test_probabilities_by_mouse_and_keyboard(browser: Browser, served: Served) -
         assert tab.js("document.activeElement === document.querySelectorAll('.tok')[1]")
         text = tab.js("[...document.querySelectorAll('.tok:not(.end)')].map(one => "
                       "one.textContent).join('')")
-        assert text.strip() == tab.js("state.turns[1].content").strip()
+        assert text.strip() == tab.js("branchOf(shown)[1].content").strip()
 
 
-def test_the_charts_move(browser: Browser, served: Served) -> None:
-    shape = "document.querySelector('#chart-tokens path.a:not(.dots)').getAttribute('d')"
-    with opened(browser, served.url) as tab:
-        tab.wait(f"{shape} && {shape}.includes('L')")
-        before = tab.js(f"window.since = Date.now() / 1000, {shape}")
+def test_probabilities_on_demand(browser: Browser, packaged: Served) -> None:
+    """Of an answer that was made without them."""
+    with opened(browser, packaged.url) as tab:
         send(tab, STORY)
-        tab.wait("seen.some(one => one.at > since && one.tokens_per_second > 0)")
-        assert tab.js(shape) != before
-        tab.hover("#chart-pages .plot")
-        assert tab.js("pointed") is not None
-        roles = tab.js("[...document.querySelectorAll('#actors tr')].map(one => "
-                       "one.firstChild.textContent)")
-        assert roles == sorted(roles) and {"scheduler", "worker-0", "gateway-0"} <= set(roles)
+        tab.wait(DONE)
+        assert tab.js("branchOf(shown)[1].tokens") is None
+        drawn = tab.js("document.querySelector('.said').textContent")
+        tab.js("acts('.assistant', 'Probabilities').click()")
+        tab.wait("document.querySelector('.tok')")
+        assert tab.js("document.querySelector('.said').textContent").strip() == drawn.strip()
+        assert tab.js("branchOf(shown)[1].tokens.every(one => one.logprob <= 0 && "
+                      "one.top_logprobs.length >= 5)")
+        tab.js("acts('.assistant', 'Probabilities').click()")
+        assert tab.js("document.querySelectorAll('.tok').length") == 0
+        assert tab.js("document.querySelector('.said').textContent") == drawn
 
 
-def test_a_refusal_is_shown_and_can_be_retried(browser: Browser, served: Served) -> None:
-    tab = browser.open(served.url)
+def test_a_refusal_is_shown_and_can_be_retried(browser: Browser, packaged: Served) -> None:
+    tab = browser.open(packaged.url)
     try:
         tab.js("document.getElementById('seed').value = '1e30'")
         send(tab, STORY)
@@ -184,7 +153,7 @@ def test_a_refusal_is_shown_and_can_be_retried(browser: Browser, served: Served)
         tab.js("document.getElementById('seed').value = ''")
         tab.js("document.getElementById('max_tokens').value = '8'")
         tab.click(".error button")
-        tab.wait(DONE)
+        tab.wait("document.querySelector('.note') && document.querySelector('.note').textContent")
         assert tab.js("document.querySelectorAll('.error').length") == 0
         assert "cut off" in tab.js("document.querySelector('.note').textContent")
     finally:
@@ -200,8 +169,8 @@ def brightness(tab: Tab) -> int:
     return found
 
 
-def test_light_and_dark(browser: Browser, served: Served) -> None:
-    with opened(browser, served.url) as tab:
+def test_light_and_dark(browser: Browser, packaged: Served) -> None:
+    with opened(browser, packaged.url) as tab:
         assert brightness(tab) > 600
         tab.dark(True)
         assert brightness(tab) < 150, "as the system has it"
@@ -212,30 +181,36 @@ def test_light_and_dark(browser: Browser, served: Served) -> None:
         assert brightness(tab) > 600
 
 
-def test_a_phone_is_wide_enough(browser: Browser, served: Served) -> None:
-    with opened(browser, served.url, width=375, height=667) as tab:
-        tab.js("show(el('div', 'turn user', el('div', '', 'x'.repeat(300)))); window.one = "
-               "new Answer(); one.take({choices: [{delta: {content: 'y'.repeat(300) + '\\n\\n"
-               "```\\n' + 'z'.repeat(300) + '\\n```'}}]}); show(one.node); one.draw()")
+def test_a_phone_is_wide_enough(browser: Browser, packaged: Served) -> None:
+    with opened(browser, packaged.url, width=375, height=667) as tab:
+        tab.js("showTurns('x'.repeat(300), {content: 'y'.repeat(300) + '\\n\\n```\\n' + "
+               "'z'.repeat(300) + '\\n```\\n$$' + 'x+'.repeat(300) + 'y$$'})")
         widest = "Math.max(document.documentElement.scrollWidth, document.getElementById('log')" \
                  ".scrollWidth, document.body.scrollWidth)"
         assert tab.js(widest) <= 375
         assert tab.js("getComputedStyle(document.getElementById('panel')).visibility") == "hidden"
-        for button in ("#clear", "#theme", "#side", "#send"):
+        for button in ("#list-open", "#theme", "#panel-open", "#send", "#state"):
             left, _, width, _ = tab.box(button)
             assert left >= 0 and left + width <= 375, button
-        tab.click("#side")
-        tab.wait("document.getElementById('panel').getBoundingClientRect().right <= 375")
-        assert tab.js("document.getElementById('side').getAttribute('aria-expanded')") == "true"
-        assert tab.js(widest) <= 375
-        tab.press("Escape")
-        tab.wait("getComputedStyle(document.getElementById('panel')).visibility === 'hidden'")
+        for opener, panel in (("panel-open", "panel"), ("list-open", "list")):
+            tab.click(f"#{opener}")
+            tab.wait(f"(box => box.left >= 0 && box.right <= 375)"
+                     f"(document.getElementById('{panel}').getBoundingClientRect())")
+            assert tab.js(f"document.getElementById('{opener}').ariaExpanded") == "true"
+            assert tab.js("document.getElementById('chat').inert"), "the focus stays in the drawer"
+            assert tab.js(widest) <= 375
+            tab.press("Escape")
+            tab.wait(f"getComputedStyle(document.getElementById('{panel}')).visibility === "
+                     "'hidden'")
+            assert tab.js("document.activeElement.id") == opener
+            assert not tab.js("document.getElementById('chat').inert")
 
 
-def test_every_control_has_an_accessible_name(browser: Browser, served: Served) -> None:
-    with opened(browser, served.url) as tab:
+def test_every_control_has_an_accessible_name(browser: Browser, packaged: Served) -> None:
+    with opened(browser, packaged.url) as tab:
         tree = tab.call("Accessibility.getFullAXTree")["nodes"]
-        wanted = {"button", "textbox", "spinbutton", "checkbox", "log", "table", "image"}
+        wanted = {"button", "textbox", "spinbutton", "checkbox", "log", "combobox", "searchbox",
+                  "link", "navigation"}
         named = [(one["role"]["value"], one.get("name", {}).get("value", "")) for one in tree
                  if not one.get("ignored") and one["role"]["value"] in wanted]
         assert len(named) > 15 and [role for role, name in named if not name] == []
@@ -258,7 +233,7 @@ def test_markdown_is_rendered(browser: Browser) -> None:
         assert tab.js("document.querySelector('.said ol').start") == 3
         # Cut anywhere, what is drawn in the end is the same.
         assert tab.js("""(() => {
-            const text = state.turns[1].content, whole = document.querySelector('.said');
+            const text = branchOf(shown)[1].content, whole = document.querySelector('.said');
             const said = el('div');
             for (let i = 0; i <= text.length; i++) render(said, text.slice(0, i));
             return said.isEqualNode(el('div', '', ...[...whole.cloneNode(true).children]));
@@ -289,23 +264,23 @@ def test_scrolling_up_stops_autoscroll(browser: Browser) -> None:
 
 def test_model_output_is_never_markup(browser: Browser) -> None:
     with staged([EVIL]) as (script, url), opened(browser, url) as tab:
-        tab.wait("document.querySelector('#state.wait') && document.querySelector('#actors tr')")
+        tab.wait("document.querySelector('#state.wait')")
         send(tab, EVIL.replace("\n", " "))
         tab.wait(DONE)
-        tab.js(f"""{{ const evil = {EVIL!r}, made = new Answer();
-            made.take({{choices: [{{delta: {{reasoning_content: evil, tool_calls: [
-                {{index: 0, function: {{name: evil, arguments: evil}}}}]}}, logprobs: {{content: [
-                {{token: evil, logprob: -1, top_logprobs: [{{token: evil, logprob: -2}}]}}]}}}}]}});
-            show(made.node); made.end(evil);
-            made.node.querySelector('.tok').focus(); fail(made, new Error(evil)); }}""")
-        assert "onerror" in tab.js("document.querySelector('.said').textContent")
-        made = "document.querySelectorAll('.said :is(pre, li, h3)').length"
-        assert tab.js(made) >= 4
-        inside = "#log :is(img, script, svg, b:not(#tip b), u, i, a, iframe), #tip img, #hint *, " \
-                 "#model *, #actors img"
+        assert tab.js("document.querySelectorAll('.said :is(pre, li, h3)').length") >= 4
+        assert tab.js("branchOf(shown)[1].content") == EVIL
+        tab.js(f"""{{ const evil = {EVIL!r}, answer = {{content: evil, began: 0}};
+            take(answer, {{choices: [{{delta: {{reasoning_content: evil, tool_calls: [
+                {{index: 0, id: evil, function: {{name: evil, arguments: evil}}}}]}}, logprobs: {{
+                content: [{{token: evil, logprob: -1, top_logprobs: [{{token: evil, logprob: -2}}]
+                }}]}}}}]}});
+            showTurns(evil, {{...answer, note: evil, shaded: true}});
+            document.querySelector('.tok').focus(); showError(shown, new Error(evil)); }}""")
+        assert "onerror" in tab.js("document.querySelector('.turn:last-of-type .said').textContent")
+        inside = "#log :is(img, script, svg, b, u, i, a, iframe), #tip img, #hint *, " \
+                 "#model :not(option), #conversations img, #about *"
         assert tab.js(f"document.querySelectorAll({inside!r}).length") == 0
         assert tab.js("window.pwned") is None
-        assert tab.js("state.turns[1].content") == EVIL
 
 
 def test_the_policy_holds(browser: Browser) -> None:
@@ -356,8 +331,8 @@ def test_the_page_sends_the_conversation_and_settings(browser: Browser) -> None:
             tab.js(f"document.getElementById({field!r}).value = {value!r}")
         for text in ("One", "Two"):
             send(tab, text)
-            tab.wait(f"document.querySelectorAll('.acts button').length >= 2 && {DONE}")
-            tab.wait("!state.busy")
+            tab.wait(f"document.querySelector('.turn') && {DONE}")
+            tab.wait("!busyNow()")
         assert len(script.asked) == 2
         asked = script.asked[1]
         assert asked.params is not None and asked.messages is not None
@@ -365,6 +340,6 @@ def test_the_page_sends_the_conversation_and_settings(browser: Browser) -> None:
         assert [one.content for one in asked.messages] == [
             "Be brief.", "One", "Hello **you**", "Two"]
         assert tab.js("document.querySelector('.said strong').textContent") == "you"
-        tab.click("#clear")
-        assert tab.js("state.turns.length") == 0
+        tab.click("#new")
+        assert tab.js("branchOf(shown).length") == 0
         assert tab.js("document.querySelectorAll('.empty button').length") > 0

@@ -77,7 +77,7 @@ def get(path: str, headers: dict[str, str] | None = None, **settings: Any) -> ht
 # --- the page ---------------------------------------------------------------------------------
 
 
-PATHS = pytest.mark.parametrize("path", ["/", "/docs", "/redoc"])
+PATHS = pytest.mark.parametrize("path", ["/", "/status", "/docs", "/redoc"])
 
 
 @PATHS
@@ -86,7 +86,8 @@ def test_a_page_is_one_document_that_needs_no_key(path: str) -> None:
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert answer.text.startswith("<!doctype html>")
-    names = re.findall(r"""(?:src|<link[^>]*href)=["']([^"']*)""", answer.text)
+    markup = re.sub(r"<script>.*?</script>", "", answer.text, flags=re.DOTALL)
+    names = re.findall(r"""(?:src|<link[^>]*href)=["']([^"']*)""", markup)
     assert [name for name in names if not name.startswith("data:")] == [], "nothing else to load"
 
 
@@ -118,6 +119,23 @@ def test_the_policy_names_what_is_inline_and_nothing_else(path: str) -> None:
     assert not re.search(r"\s(?:on\w+|style)=", markup), "attributes have no hash"
 
 
+VENDOR = Path(documents.__file__).with_name("vendor")
+
+
+def test_foreign_files_are_those_of_the_manifest() -> None:
+    """Each is whole, as it was published, and lies beside its licence."""
+    manifest = json.loads((VENDOR / "vendor.json").read_text())
+    for entry in manifest:
+        digest = hashlib.sha256((VENDOR / entry["file"]).read_bytes()).hexdigest()
+        assert digest == entry["sha256"], entry["file"]
+        assert entry["licence"] in (VENDOR / entry["licence_file"]).read_text()
+        assert entry["name"] in entry["from"] and entry["version"] in entry["from"]
+    there = {path.name for path in VENDOR.iterdir()}
+    assert there == {"vendor.json"} | {entry[name] for entry in manifest
+                                       for name in ("file", "licence_file")}
+    assert sum(path.stat().st_size for path in VENDOR.iterdir()) < 400 << 10
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text('<link rel="stylesheet" href="gone.css">')
     with pytest.raises(OSError, match="gone.css"):
@@ -133,8 +151,14 @@ def test_a_sample_has_the_schedulers_gauges() -> None:
     assert (first.running, first.waiting) == (3, 2)
     assert (first.pages, first.pages_used, first.pages_cached) == (100, 6, 3)
     assert first.tokens_per_second is first.step_ms is first.acceptance is None
-    assert [(line.role, line.phase) for line in first.actors] == [
-        ("scheduler", "idle"), ("worker-0", "stepping")]
+    assert (first.pages_quarantined, first.resumed) == (1, 0)
+    assert [(line.role, line.phase, line.queue, line.pid) for line in first.actors] == [
+        ("scheduler", "idle", 2, 1), ("worker-0", "stepping", None, 1)]
+
+
+def test_an_actor_that_is_not_heard_of_is_silent() -> None:
+    line = DashboardSampler().sample(status(beat_age=9.0), False, 5.0, 100.0).actors[0]
+    assert (line.phase, line.beat_age) == ("silent", 9.0)
 
 
 def test_rates_are_by_the_time_between_beats() -> None:

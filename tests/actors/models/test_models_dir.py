@@ -260,3 +260,20 @@ def test_defaults_of_gemma_3s_text_config_are_filled_in() -> None:
     assert models.max_model_len(config) == 131_072
     config["text_config"]["vocab_size"] = 300
     assert models.vocab_size(config) == 300
+
+
+def test_a_folder_of_gguf_files_names_one_of_them(tmp_path: Path) -> None:
+    (tmp_path / "a-Q4_0.gguf").touch()
+    with pytest.raises(BadModel) as error:
+        models.resolve(str(tmp_path))
+    assert error.value.message.endswith(f"; name one of its GGUF files: {tmp_path}/a-Q4_0.gguf")
+    (tmp_path / "a-Q4_0.gguf").unlink()
+    with pytest.raises(BadModel, match=r"`actorium models FOLDER` lists the models below"):
+        models.resolve(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.gguf"])
+def test_a_pointer_of_git_lfs_is_not_the_file(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9")
+    with pytest.raises(BadModel, match=f"{name} is a pointer of Git LFS.*`git lfs pull`"):
+        models.resolve(str(tmp_path if name == "config.json" else tmp_path / name))

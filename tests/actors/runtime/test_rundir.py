@@ -104,15 +104,17 @@ def test_a_directory_that_others_could_swap_is_refused(base: Path) -> None:
 
 def test_looking_never_keeps_an_engine_from_starting(base: Path) -> None:
     RunDir("e", str(base)).close()
-    stop = multiprocessing.get_context("fork").Event()
-    looker = multiprocessing.get_context("fork").Process(target=_look, args=(str(base), stop))
+    forks = multiprocessing.get_context("fork")
+    stop = forks.Event()
+    looker = forks.Process(target=_look, args=(str(base), stop), daemon=True)
     looker.start()
     try:
         for _ in range(100):
             RunDir("e", str(base)).close()
     finally:
         stop.set()
-        looker.join()
+        looker.join(20)
+        assert looker.exitcode == 0
 
 
 def test_other_readers_of_a_directory_are_no_engine(base: Path) -> None:

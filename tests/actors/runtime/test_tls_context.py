@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers_certificates import Authority
+from helpers_certificates import Authority, signed
 
 from actorium.actors.config.tree import GatewayConfig
 from actorium.actors.errors import BadConfig
@@ -14,10 +14,7 @@ from actorium.actors.runtime.http.tls_context import server_context
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    authority = Authority(tmp_path_factory.mktemp("tls"))
-    for name in ("server", "other"):
-        authority.sign(name)
-    authority.sign("locked", "secret")
+    authority = signed(tmp_path_factory.mktemp("tls"), "server", "other")
     both = (authority.folder / name for name in ("server.pem", "server.key"))
     (authority.folder / "both.pem").write_bytes(b"".join(file.read_bytes() for file in both))
     (authority.folder / "broken.pem").write_text("-----BEGIN CERTIFICATE-----\nAAAA\n")

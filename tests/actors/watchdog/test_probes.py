@@ -63,6 +63,14 @@ def test_reasons_for_not_being_ready(changes: dict[str, Any], why: str) -> None:
     assert judged == EngineCondition(True, True, False, why, 1)
 
 
+@pytest.mark.parametrize("started", [True, False])
+def test_a_tracer_that_starts_again_keeps_no_request_away(started: bool) -> None:
+    facts = known(started=started)
+    facts.actors["tracer"] = starting("tracer", 11, 2, 100.0)
+    facts.expected = frozenset((*ROLES, "tracer"))
+    assert judge(facts, Config(), 100.4).ready is started
+
+
 def test_a_long_step_within_its_budget_is_ready() -> None:
     assert judge(known(phase="stepping", moved=80.0, budget=60.0), Config(), 100.4).ready
 

@@ -20,6 +20,7 @@ from actorium.actors.cluster.ray.ray_actor import RayCore
 from actorium.actors.cluster.scaling.autoscale import REASONS
 from actorium.actors.config.cluster_settings import NODES_ROLE, RAY_ROLE, ClusterConfig
 from actorium.actors.config.tree import Config, ModelConfig, RuntimeConfig
+from actorium.actors.models.model_dir import served_name
 from actorium.actors.runtime import beat_gauges
 from actorium.actors.runtime.beat_gauges import EAGER_REASONS, Histogram
 from actorium.actors.runtime.process import ProcessUsage, process_usage
@@ -34,7 +35,6 @@ from actorium.actors.watchdog.metric_tables import (
 )
 from actorium.actors.watchdog.metrics import MetricsInput, families
 from actorium.actors.watchdog.probe_routes import metrics_text
-from actorium.actors.watchdog.probe_server import served_name
 from actorium.actors.watchdog.restart_policy import Restarts
 from actorium.actors.watchdog.supervised import Supervised, starting
 

@@ -16,6 +16,7 @@ from actorium.actors.messages import (
     Fatal,
     GetStatus,
     Kill,
+    Recovered,
     Restarted,
     Spawn,
     Up,
@@ -50,7 +51,7 @@ def orders(core: WatchdogCore, now: float) -> list[Any]:
     sends = core.on_wake(now)
     assert all(isinstance(send, Send) and send.to in ("launcher", CLIENT) for send in sends)
     told = [send.message for send in sends if send.to == "launcher"]
-    return [message for message in told if not isinstance(message, Restarted)]
+    return [message for message in told if not isinstance(message, Restarted | Recovered)]
 
 
 def test_up_is_reported_once_and_before_any_status() -> None:
@@ -97,6 +98,26 @@ def test_a_dead_actor_comes_back_and_the_engine_is_not_ready_meanwhile() -> None
     assert line(core, "a", 2.6).gauges == {"g": 1.0, "restarts": 1.0}
     assert core.health().gauges == {"restarts.a.fault": 1.0}
     assert orders(core, 2.7) == []
+
+
+def test_the_launcher_learns_when_a_successor_is_ready() -> None:
+    def recovered(core: WatchdogCore, now: float) -> list[Any]:
+        return [send.message for send in core.on_wake(now)
+                if isinstance(send.message, Recovered)]
+
+    core = up()
+    core.on_message(Exited("a", 10, 1, -9), 2.0)
+    core.on_message(Children([Child("a", 20, 2), Child("b", 11, 1)], True), 2.2)
+    core.on_message(beat("a", "loading", epoch=2, pid=20), 2.3)
+    assert recovered(core, 2.3) == []
+    core.on_message(beat("a", "idle", epoch=2, pid=20), 2.4)
+    assert recovered(core, 2.4) == [Recovered("a", 2)]
+    assert recovered(core, 2.5) == []
+    heir = make(epoch=2)  # the next watchdog reports it again, but not those of the first life
+    heir.on_message(Children([Child("a", 20, 2), Child("b", 11, 1)], True), 3.0)
+    heir.on_message(beat("a", "idle", epoch=2, pid=20), 3.1)
+    heir.on_message(beat("b", "idle", pid=11), 3.1)
+    assert recovered(heir, 3.1) == [Recovered("a", 2)]
 
 
 def test_too_many_deaths_end_the_engine_with_the_reason() -> None:

@@ -140,7 +140,7 @@ def test_keys_and_named_origins_open(monkeypatch: pytest.MonkeyPatch, settings: 
 # --- what a browser might take for markup ---------------------------------------------------------
 
 def test_pages_may_run_nothing_but_their_own(served: Served, tried: Any) -> None:
-    for path in ("/", "/docs", "/redoc"):
+    for path in ("/", "/status", "/docs", "/redoc"):
         tried()
         found = ask(served, path)
         policy = dict(one.split(" ", 1) for one in found.headers["content-security-policy"]
@@ -150,7 +150,10 @@ def test_pages_may_run_nothing_but_their_own(served: Served, tried: Any) -> None
         assert found.headers["x-frame-options"] == "DENY" and NAME.encode() not in found.body
     markup = re.compile(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|srcdoc|DOMParser|"
                         r"\beval\(|new Function|setTimeout\(['\"`]|createContextualFragment")
-    for file in (*documents.FOLDER.iterdir(), *documents.API.iterdir()):
+    files = [file for kind in ("js", "html") for file in documents.API.parent.rglob(f"*.{kind}")]
+    assert {"vendor", "shared", "playground", "status", "api_docs"} == {
+        file.parent.name for file in files}
+    for file in files:
         assert not markup.search(file.read_text()), file
 
 

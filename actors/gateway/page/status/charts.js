@@ -1,6 +1,5 @@
-/* ---- the dashboard: the last minute and a half ---- */
+/* ---- charts of the last minute and a half ---- */
 const SECONDS = 90, HEIGHT = 40, GAP = 3.5;
-const whole = value => Math.round(value).toLocaleString("en");
 const CHARTS = [
   { id: "tokens", title: "Tokens per second", series: [["made", one => one.tokens_per_second], ["prompt", one => one.prompt_tokens_per_second]], write: whole },
   { id: "queue", title: "Sequences", series: [["running", one => one.running], ["waiting", one => one.waiting]], write: whole },
@@ -30,6 +29,13 @@ const CHARTS = [
   return { ...chart, picture, paths, dots: dots.reverse(), fill, cursor, values, top };
 });
 let seen = [], pointed = null;
+/* Adds a sample to what the charts show. */
+function plotSample(one) {
+  if (seen.length && one.at <= seen[seen.length - 1].at) return;
+  seen.push(one);
+  seen = seen.filter(old => one.at - old.at <= SECONDS);
+  CHARTS.forEach(plot);
+}
 
 /* A series as runs of [x, y], parted where nothing is known. */
 function runs(values, x, y) {
@@ -77,66 +83,3 @@ function point(event) {
 }
 $("charts").addEventListener("pointermove", point);
 $("charts").addEventListener("pointerleave", () => { pointed = null; if (seen.length) CHARTS.forEach(plot); });
-
-function alive(kind, word, why) {
-  $("state").className = `state ${kind}`;
-  $("state").title = why;
-  $("state").lastElementChild.textContent = word;
-  if (kind !== "ok") hint(why);
-  else if ($("hint").classList.contains("warm")) hint("");
-}
-const ROWS = new Map();
-function list(actors) {
-  const names = actors.map(actor => actor.role);
-  for (const [name, row] of ROWS) if (!names.includes(name)) { row.remove(); ROWS.delete(name); }
-  for (const actor of actors) {
-    let row = ROWS.get(actor.role);
-    if (!row) {
-      row = el("tr", "", el("td", "", actor.role), el("td"), el("td"));
-      ROWS.set(actor.role, row);
-      const after = [...$("actors").children].find(one => one.firstChild.textContent > actor.role);
-      $("actors").insertBefore(row, after || null);
-    }
-    const told = `${actor.phase} ${actor.epoch}`;
-    if (row.told === told) continue;
-    row.told = told;
-    const good = ["ready", "idle", "stepping"].includes(actor.phase);
-    row.children[1].className = good ? "ok" : "wait";
-    row.children[1].replaceChildren(el("span", "dot"), actor.phase);
-    row.children[2].textContent = String(actor.epoch);
-  }
-}
-function take(one) {
-  if (seen.length && one.at <= seen[seen.length - 1].at) return;
-  seen.push(one);
-  seen = seen.filter(old => one.at - old.at <= SECONDS);
-  alive(one.ready ? "ok" : "wait", one.ready ? "Ready" : "Not ready", one.ready ? "The engine is ready" : one.why);
-  if (one.ready && !state.info) meet();
-  if (one.actors.length) list(one.actors);
-  CHARTS.forEach(plot);
-}
-const turned = () => new Promise(done => document.addEventListener("visibilitychange", done, { once: true }));
-async function watch() {
-  for (;;) {
-    while (document.hidden) await turned();
-    const abort = new AbortController(), hide = () => abort.abort();
-    document.addEventListener("visibilitychange", hide, { once: true });
-    try {
-      const answer = await fetch("dashboard/events", { headers: headers(), signal: abort.signal });
-      if (!answer.ok) throw await told(answer);
-      for await (const one of events(answer.body)) {
-        if (one.error) throw new Error(one.error.message);
-        take(one);
-      }
-    } catch (error) {
-      if (error.status === 401) alive("bad", "Locked", error.message);
-      else if (error.name !== "AbortError") alive("bad", "Away", "The gateway cannot be reached; trying again.");
-    }
-    document.removeEventListener("visibilitychange", hide);
-    await new Promise(done => { keyed = done; setTimeout(done, document.hidden ? 0 : 2000); });
-  }
-}
-let keyed = () => {};
-$("key").addEventListener("change", () => { meet(); keyed(); });
-meet();
-watch();
