@@ -233,4 +233,4 @@ gpu-wheels:
 	@PYTHON=$(PYTHON) VENV=$(VENV) TRITON=$(TRITON) bash tools/gpu_wheels.sh .whl
 
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -160,7 +160,7 @@ def pip_settings(folder: Path) -> tuple[Path, Path, list[str]]:
 def words_of_document() -> list[str]:
     """The commands of the first block of docs/install.md."""
     text = (ROOT / "docs/install.md").read_text()
-    block = re.search(r"^```sh\n(.*?)^```", text, re.M | re.S)
+    block = re.search(r"^```sh[^\n]*\n(.*?)^```", text, re.M | re.S)
     assert block is not None
     return block[1].replace("\\\n", " ").splitlines()
 
