@@ -384,19 +384,21 @@ def main() -> None:
     if os.geteuid():
         raise SystemExit("install_check: only root can make a chroot")
     check = Check()
-    if "files" in options.parts:
-        files(check)
-    if "types" in options.parts:
-        types(check)
-    if "chroot" in options.parts:
-        chroot(check, options.limit)
-    if "tools" in options.parts:
-        tools(check)
-    if "image" in options.parts:
-        image(check, options.torch_index)
-    if options.json is not None:
-        options.json.write_text(json.dumps({"load": os.getloadavg(), "steps": check.steps},
-                                           indent=1) + "\n")
+    try:
+        if "files" in options.parts:
+            files(check)
+        if "types" in options.parts:
+            types(check)
+        if "chroot" in options.parts:
+            chroot(check, options.limit)
+        if "tools" in options.parts:
+            tools(check)
+        if "image" in options.parts:
+            image(check, options.torch_index)
+    finally:
+        if options.json is not None:
+            options.json.write_text(json.dumps({"load": os.getloadavg(), "steps": check.steps},
+                                               indent=1) + "\n")
 
 
 if __name__ == "__main__":
