@@ -60,6 +60,8 @@ def spare_repetitions() -> None:
     builder.options = replace(builder.options, sanitize_overflow=False)
     if set(vars(language.core.tensor(None, language.core.int32))) == TENSOR:
         _keep_types(language.core)
+        if hasattr(language, "semantic") and hasattr(language.semantic, "TritonSemantic"):
+            _leave_equal_shapes(language.semantic.TritonSemantic)
 
 
 def _take_single_numbers(interpreter: Any) -> None:
@@ -112,3 +114,14 @@ def _keep_types(core: Any) -> None:
 
     core.block_type.__init__ = begun_type
     core.tensor.__init__ = begun_tensor
+
+
+def _leave_equal_shapes(semantic: Any) -> None:
+    """Broadcast nothing where both have one shape, which `_keep_types` has made once."""
+    own = semantic.broadcast_impl_value
+
+    @functools.wraps(own)
+    def broadcast(self: Any, lhs: Any, rhs: Any) -> Any:
+        return (lhs, rhs) if lhs.shape is rhs.shape else own(self, lhs, rhs)
+
+    semantic.broadcast_impl_value = broadcast
