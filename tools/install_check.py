@@ -72,7 +72,7 @@ exec chroot --userspec="$AS" "$R" env -i HOME="$HOME" PATH="$WHERE" \
 """What a container's runtime does: another root, with mounts that no other process sees."""
 
 
-class Check:
+class InstallCheck:
     """One run; `steps` are its measurements."""
 
     def __init__(self) -> None:
@@ -226,7 +226,7 @@ def streamed(command: str, process: subprocess.Popen[bytes], log: Path) -> tuple
     return text, pieces[-1][0] - pieces[0][0]
 
 
-def chroot(check: Check, limit: float) -> None:
+def chroot(check: InstallCheck, limit: float) -> None:
     venv, install, serve, curl = words_of_document()
     assert serve.endswith(" &") and curl.startswith("curl "), (serve, curl)
     root, log = BUILD / "root", BUILD / "chroot.log"
@@ -256,7 +256,7 @@ def chroot(check: Check, limit: float) -> None:
         raise SystemExit(f"it took {whole:.1f} s; {limit:g} are allowed")
 
 
-def files(check: Check) -> None:
+def files(check: InstallCheck) -> None:
     """Raises `CalledProcessError` at the first fault."""
     deploy, venv, copy = ROOT / "tools/deploy", BUILD / "lint", BUILD / "actorium.service"
     with check.step("files"):
@@ -275,7 +275,7 @@ def files(check: Check) -> None:
         told.check_returncode()
 
 
-def types(check: Check) -> None:
+def types(check: InstallCheck) -> None:
     """Every public name and its members have a type that pyright knows."""
     venv, node = BUILD / "client", BUILD / "node"
     shutil.rmtree(venv, ignore_errors=True)
@@ -304,7 +304,7 @@ def types(check: Check) -> None:
         raise SystemExit(f"without a type: {unknown}")
 
 
-def tools(check: Check) -> None:
+def tools(check: InstallCheck) -> None:
     """Both make an environment of the command's own."""
     made, folder = wheel(), BUILD / "tools"
     shutil.rmtree(folder, ignore_errors=True)
@@ -320,7 +320,7 @@ def tools(check: Check) -> None:
     shutil.rmtree(folder)
 
 
-def image(check: Check, torch_index: str) -> None:
+def image(check: InstallCheck, torch_index: str) -> None:
     """Built and started; nothing of it stays but the image."""
     environ = os.environ | {"BUILDAH_ISOLATION": "chroot", "STORAGE_DRIVER": "vfs"}
 
@@ -383,7 +383,7 @@ def main() -> None:
     options = parser.parse_args()
     if os.geteuid():
         raise SystemExit("install_check: only root can make a chroot")
-    check = Check()
+    check = InstallCheck()
     try:
         if "files" in options.parts:
             files(check)

@@ -217,4 +217,4 @@ def test_the_quota_is_that_of_the_tightest_group(tmp_path: Path) -> None:
 
 def test_every_extra_for_users_is_explained() -> None:
     """Those of developers are not."""
-    assert doctor_command.extras().keys() - {"test", "bench"} <= EXTRAS.keys()
+    assert doctor_command.extras().keys() - {"test", "bench", "docs"} <= EXTRAS.keys()

@@ -33,7 +33,8 @@ has; and what their lack means."""
 OLDEST_GPU = (8, 0)
 FP8_GPU = (8, 9)
 """Compute capabilities: the oldest that kernels are compiled for; the first that multiplies FP8."""
-EXTRAS = {"engine": "serving", "video": "videos in requests", "cluster": "replicas on Ray's nodes"}
+EXTRAS = {"engine": "serving", "video": "videos in requests", "cluster": "replicas on Ray's nodes",
+          "otel": "traces"}
 
 
 class Package(NamedTuple):
