@@ -27,7 +27,7 @@ from actorium.actors.params import (
     TextParams,
 )
 
-WIRE, WIRES_READ = 1, (1,)
+WIRE, WIRES_READ = 2, (1, 2)
 """Version of the messages between clients and actors, counted up with each change that a client of
 before cannot read or write; and those of clients that are served. An upgrade is refused where the
 new version does not serve clients of the running one."""
