@@ -311,7 +311,7 @@ def tools(check: Check) -> None:
     run(sys.executable, "-m", "venv", folder / "venv")
     run(folder / "venv/bin/pip", "install", "--quiet", UV, PIPX)
     environ = os.environ | {"UV_TOOL_DIR": str(folder / "uv"), "PIPX_HOME": str(folder / "pipx"),
-                            "UV_TOOL_BIN_DIR": str(folder / "uv-bin"), "UV_NATIVE_TLS": "1",
+                            "UV_TOOL_BIN_DIR": str(folder / "uv-bin"), "UV_SYSTEM_CERTS": "1",
                             "PIPX_BIN_DIR": str(folder / "pipx-bin")}
     for name, words in (("uv", ("uv", "tool", "install")), ("pipx", ("pipx", "install"))):
         with check.step(f"{name}: {made.name}", folder / name):
