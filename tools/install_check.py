@@ -29,6 +29,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -311,7 +312,7 @@ def tools(check: InstallCheck) -> None:
     run(sys.executable, "-m", "venv", folder / "venv")
     run(folder / "venv/bin/pip", "install", "--quiet", UV, PIPX)
     environ = os.environ | {"UV_TOOL_DIR": str(folder / "uv"), "PIPX_HOME": str(folder / "pipx"),
-                            "UV_TOOL_BIN_DIR": str(folder / "uv-bin"), "UV_NATIVE_TLS": "1",
+                            "UV_TOOL_BIN_DIR": str(folder / "uv-bin"), "UV_SYSTEM_CERTS": "1",
                             "PIPX_BIN_DIR": str(folder / "pipx-bin")}
     for name, words in (("uv", ("uv", "tool", "install")), ("pipx", ("pipx", "install"))):
         with check.step(f"{name}: {made.name}", folder / name):
@@ -385,16 +386,11 @@ def main() -> None:
         raise SystemExit("install_check: only root can make a chroot")
     check = InstallCheck()
     try:
-        if "files" in options.parts:
-            files(check)
-        if "types" in options.parts:
-            types(check)
-        if "chroot" in options.parts:
-            chroot(check, options.limit)
-        if "tools" in options.parts:
-            tools(check)
-        if "image" in options.parts:
-            image(check, options.torch_index)
+        for part, start in (("files", files), ("types", types), ("tools", tools),
+                            ("chroot", partial(chroot, limit=options.limit)),
+                            ("image", partial(image, torch_index=options.torch_index))):
+            if part in options.parts:
+                start(check)
     finally:
         if options.json is not None:
             options.json.write_text(json.dumps({"load": os.getloadavg(), "steps": check.steps},
