@@ -10,8 +10,7 @@ answer it may take `--limit` seconds. `tools`: the client by `uv tool install` a
 says, by its user and with a read-only root (`--torch-index URL`: where torch's CPU build is found).
 
 Needs root, and from Debian's packages mmdebstrap, curl, prometheus and systemd; npm for pyright;
-for images buildah. pip's settings of
-this machine hold in each place. Only the standard library is imported.
+for images buildah. pip's settings of this machine hold in each place.
 """
 
 from __future__ import annotations
