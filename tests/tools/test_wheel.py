@@ -26,7 +26,7 @@ import actorium
 
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "actorium", *PACKAGES)
 NOT_INSTALLED = ("tools/training/", "tools/deploy/Dockerfile", "tools/deploy/compose.yaml",
-                 "tools/deploy/install_check.py", "tools/gpu_check.sh", "tools/gpu_wheels.sh",
+                 "tools/docs/", "tools/gpu_check.sh", "tools/gpu_wheels.sh",
                  "tools/setup_venv.sh")
 """Of a checkout alone."""
 BUILD = "import sys; from setuptools import build_meta as b; print(getattr(b, sys.argv[1])('dist'))"
