@@ -18,6 +18,7 @@ from typing import Any
 import openai
 import pytest
 from helpers_certificates import Authority, signed
+from helpers_cli import eventually
 from helpers_served import Served, serving
 from helpers_upgrade import upgrade
 
@@ -259,7 +260,13 @@ def test_connections_outlive_an_upgrade(authority: Authority, fault: str) -> Non
             assert (done.returncode != 0) == bool(fault), done.stderr
             for answer in answers:
                 assert answer.result() == expected
-        epochs = {one.role: one.epoch for one in served.engine.client.status().actors}
+        epochs = dict[str, int]()
+
+        def relay_is_known() -> bool:  # its next beat tells the new watchdog of it
+            epochs.update({one.role: one.epoch for one in served.engine.client.status().actors})
+            return "relay" in epochs
+
+        assert eventually(relay_is_known)
         assert epochs.pop("relay") == 1 and set(epochs.values()) == {3 if fault else 2}
         kill(served, "relay")
         assert ask(served, authority, "tls", max_tokens=1000) == expected
