@@ -81,7 +81,7 @@ def test_a_command_line_that_is_not_taken_is_seen(reads_alone: None, tmp_path: P
 def test_every_shell_block_has_a_mark(page: Path) -> None:
     shells = [block for block in blocks(page) if block.language in SHELLS]
     assert [block for block in shells if not MARKS.fullmatch(f" {block.mark}")] == []
-    if page.parent.name == "docs":  # blocks without a language, and indented ones, have no mark
+    if page.parent == ROOT / "docs":  # blocks without a language, and indented ones, have no mark
         assert "\n\n```\n" not in page.read_text()
         assert list(commands(*indented(page))) == []
 
