@@ -24,24 +24,24 @@ from actorium.actors.gateway.api.chat_completions import ChatTurn
 from actorium.actors.gateway.api.completions import CompletionsTurn
 from actorium.actors.gateway.api.inference import InferenceTurn
 from actorium.actors.gateway.api.sglang import GenerateTurn
+from actorium.actors.gateway.gateway_state import GatewayState
 from actorium.actors.gateway.http.guard import Guard
 from actorium.actors.gateway.http.routes import ROUTES
 from actorium.actors.gateway.page import documents
 from actorium.actors.gateway.page.dashboard import Dashboard
 from actorium.actors.gateway.page.openapi import OpenApi
-from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.runtime.http.allowed_hosts import AllowedHosts
 
 Handler = Callable[..., Any]
 
 
-def build_app(engine: ServedEngine, hosts: AllowedHosts | None = None) -> ASGIApp:
+def build_app(gateway: GatewayState, hosts: AllowedHosts | None = None) -> ASGIApp:
     """Builds the ASGI application; hosts: the host names that it accepts, None = any. A bare
     router: the guard answers errors."""
-    handlers = handlers_of(engine)
+    handlers = handlers_of(gateway)
     return Guard(Router(redirect_slashes=False, routes=[
         whole_path(Route(path, handlers[route.name], methods=list(route.methods)))
-        for route in ROUTES for path in route.paths]), engine, hosts)
+        for route in ROUTES for path in route.paths]), gateway, hosts)
 
 
 def whole_path(route: Route) -> Route:
@@ -52,13 +52,13 @@ def whole_path(route: Route) -> Route:
     return route
 
 
-def handlers_of(engine: ServedEngine) -> dict[str, Handler]:
+def handlers_of(gateway: GatewayState) -> dict[str, Handler]:
     """Returns the handlers by the routes' names."""
     return {
         "page": documents.load(documents.PLAYGROUND).serve,
         "status": documents.load(documents.STATUS).serve,
         "docs": documents.load(documents.API).serve,
-        "dashboard": Dashboard(engine).serve,
+        "dashboard": Dashboard(gateway).serve,
         "chat": ChatTurn.handle,
         "completions": CompletionsTurn.handle,
         "render_chat": inference.render_chat,
@@ -88,6 +88,6 @@ def handlers_of(engine: ServedEngine) -> dict[str, Handler]:
         "scale": engine_routes.scale,
         "version": engine_routes.version,
         "health": engine_routes.health,
-        "openapi": OpenApi(engine.settings).serve,
+        "openapi": OpenApi(gateway.settings).serve,
         "probe": engine_routes.probe,
     }

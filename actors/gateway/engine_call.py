@@ -38,6 +38,7 @@ from starlette.requests import Request as HttpRequest
 from actorium.actors.client.calls import AsyncDeltaStream
 from actorium.actors.client.requests import Completion, Request, Resumable
 from actorium.actors.errors import Aborted, ActoriumError, EngineUnavailable
+from actorium.actors.gateway.gateway_state import GatewayState
 from actorium.actors.gateway.http.access_log import CallUsage
 from actorium.actors.gateway.http.exchange_traces import ExchangeTrace
 from actorium.actors.gateway.http.http_errors import HttpError, bad_field, http_error
@@ -70,12 +71,13 @@ _PREFIX = re.compile(r"^(chatcmpl-|cmpl-|resp_|msg_)")
 class EngineCall:
     """The engine's side of one HTTP request. Without headers it is one of the gateway's own."""
 
-    def __init__(self, engine: ServedEngine, headers: Mapping[bytes, bytes] | None = None,
+    def __init__(self, gateway: GatewayState, headers: Mapping[bytes, bytes] | None = None,
                  tenant: str = "", path: str = "", admin: bool = False,
                  record: ConnectionRecord | None = None) -> None:
         """admin: with the administrator's key; record: of its connection, if that may outlive this
         process. Raises `HttpError` 400 on an invalid header."""
-        self.engine, self.tenant, self.admin = engine, tenant, admin
+        self.gateway, self.engine = gateway, gateway.engine
+        self.tenant, self.admin = tenant, admin
         self.began = monotonic()
         """CLOCK_MONOTONIC seconds."""
         self.created = int(time())
@@ -147,7 +149,7 @@ class EngineCall:
         self._digest = digest.hexdigest()[:16]
         if self.position is not None and self.position.rid.partition(".")[2] != self._digest:
             raise bad_field("Last-Event-ID", "of a request with another path, body or key")
-        journal_id, journal = digest.digest()[:NAME], self.engine.journal
+        journal_id, journal = digest.digest()[:NAME], self.gateway.journal
         if journal.convicted(journal_id):
             raise http_error(journal.refusal(self.answer_id))
         self.journal_id = journal_id
@@ -158,18 +160,18 @@ class EngineCall:
         not this request's fault: it may hit any request."""
         if isinstance(error, MemoryError):
             return http_error(EngineUnavailable("the gateway has no memory left for this request"))
-        return http_error(self.engine.journal.failed(error, self.answer_id))
+        return http_error(self.gateway.journal.failed(error, self.answer_id))
 
     def finished(self) -> None:
         """Marks the request as answered."""
-        journal = self.engine.journal
+        journal = self.gateway.journal
         if self.journal_id and not journal.quiet:
             journal.finished(self.journal_id)
 
     def in_background(self) -> EngineCall:
         """Returns another call of the same caller, for work that continues after this one's answer.
         """
-        call = EngineCall(self.engine, {}, self.tenant, self._path)
+        call = EngineCall(self.gateway, {}, self.tenant, self._path)
         call.trace = self.trace
         return call
 
@@ -241,8 +243,8 @@ class EngineCall:
             return self._open(self._with_rid(request, number))
         resume_id, rid = self._ids(number)
         resumable = self._resumable(request, rid)
-        return self.engine.shared_streams.join(resume_id, rid, lambda: self._open(resumable),
-                                               self.engine.settings.resume_grace)
+        return self.gateway.shared_streams.join(resume_id, rid, lambda: self._open(resumable),
+                                               self.gateway.settings.resume_grace)
 
     def _open(self, request: Request) -> AsyncDeltaStream:
         stream = AsyncDeltaStream(self.engine.client, request)
@@ -256,7 +258,7 @@ class EngineCall:
 
     def _resumable(self, request: Request, rid: str) -> Request:
         """Returns a request that outlives this gateway, if somebody may continue it."""
-        grace = self.engine.settings.resume_grace if self.resumable else 0.0
+        grace = self.gateway.settings.resume_grace if self.resumable else 0.0
         if self._record is not None:
             grace = max(grace, GATEWAY_GRACE)
         again = bool(self.key) or self.position is not None or self.taken_over
@@ -281,8 +283,8 @@ class EngineCall:
     async def abort_others(self, name: str, tenant: str | None) -> list[str]:
         """Aborts, at all gateways of the engine, the requests of a name ("" = all) and a tenant
         (None = any), except this call. Returns their labels or answer ids."""
-        return (await self.engine.abort(name, tenant, but=self)
-                + await self.engine.peers.abort(name, tenant))
+        return (await self.gateway.abort(name, tenant, but=self)
+                + await self.gateway.peers.abort(name, tenant))
 
     def mark_aborted(self, name: str) -> tuple[list[str], list[str]]:
         """Marks what `name` stands for as aborted, and returns its labels (or answer id) and rids.

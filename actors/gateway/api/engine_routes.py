@@ -93,7 +93,7 @@ async def health(http: HttpRequest) -> Response:
         status = await engine.client.status()
     except ActoriumError as error:
         raise HttpError(503, error.message, None, SERVER, "unavailable") from None
-    if engine.draining or not status.ready:
+    if call_of(http).gateway.draining or not status.ready:
         raise HttpError(503, status.error or "not ready", None, SERVER, "unavailable")
     return JsonReply({"ready": True})
 

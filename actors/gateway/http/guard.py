@@ -20,12 +20,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.engine_call import EngineCall
+from actorium.actors.gateway.gateway_state import GatewayState
 from actorium.actors.gateway.http.access_log import GONE, AccessRecord
 from actorium.actors.gateway.http.api_keys import Keys, shown
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError, http_error
 from actorium.actors.gateway.http.replies import DONE, sse_event
 from actorium.actors.gateway.http.routes import Access, ErrorStyle, allowed_methods, canonical, find
-from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.runtime.http.allowed_hosts import AllowedHosts, check_head
 from actorium.actors.runtime.http.connection_records import ConnectionRecord
 from actorium.actors.runtime.http.http_connection import OVER_LIMIT, RECORD
@@ -112,13 +112,13 @@ class HttpExchange:
     __slots__ = ("answer", "began", "call", "given_id", "headers", "request_id", "route", "scope",
                  "stayed", "tenant")
 
-    def __init__(self, engine: ServedEngine, scope: Scope, send: Send) -> None:
+    def __init__(self, gateway: GatewayState, scope: Scope, send: Send) -> None:
         self.scope = scope
         scope["path"] = canonical(scope["path"])
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.route = find(scope["path"])
         self.answer = AnswerSender(send, scope.get(RECORD), scope["method"] != "HEAD")
-        self.call = EngineCall(engine)
+        self.call = EngineCall(gateway)
         """A call of the gateway itself until the caller is admitted."""
         self.given_id = _request_id(self.headers.get(b"x-request-id", b""))
         self.tenant = ""
@@ -156,21 +156,21 @@ class HttpExchange:
 class Guard:
     """The outermost application."""
 
-    def __init__(self, app: ASGIApp, engine: ServedEngine,
+    def __init__(self, app: ASGIApp, gateway: GatewayState,
                  hosts: AllowedHosts | None = None) -> None:
         """hosts: None = whoever calls has not come over a network. Raises `BadConfig`, naming the
         field."""
-        self._app, self._engine, self._hosts = app, engine, hosts
-        self._keys = Keys(engine.settings)
-        self._cors = Cors(engine.settings.cors_origins)
+        self._app, self._gateway, self._hosts = app, gateway, hosts
+        self._keys = Keys(gateway.settings)
+        self._cors = Cors(gateway.settings.cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        engine, exchange = self._engine, HttpExchange(self._engine, scope, send)
+        gateway, exchange = self._gateway, HttpExchange(self._gateway, scope, send)
         exchange.answer.headers += [_NOSNIFF, *self._cors.headers(exchange.headers)]
-        engine.requests += 1
-        engine.open += 1
+        gateway.requests += 1
+        gateway.open += 1
         try:
             self._check_head(scope)
             if self._cors.is_preflight(scope["method"], exchange.headers):
@@ -183,12 +183,12 @@ class Guard:
         except BaseException as error:
             await exchange.refuse(_refusal(exchange, error))
         finally:
-            engine.calls.discard(exchange.call)
-            engine.open -= 1
+            gateway.calls.discard(exchange.call)
+            gateway.open -= 1
             record = exchange.record()
-            engine.access.answered(record)
-            if engine.traces is not None and (trace := exchange.call.trace) is not None:
-                engine.traces.end(trace, record, exchange.call.created, exchange.call.taken_over)
+            gateway.access.answered(record)
+            if gateway.traces is not None and (trace := exchange.call.trace) is not None:
+                gateway.traces.end(trace, record, exchange.call.created, exchange.call.taken_over)
 
     def _admit(self, exchange: HttpExchange) -> None:
         """Checks the caller and gives the exchange its call. Raises `HttpError`."""
@@ -200,23 +200,23 @@ class Guard:
         exchange.tenant = self._keys.check(path, key)
         if exchange.route.changes(method) and not self._keys.guard(path):
             self._cors.check(scope, headers)
-        call = exchange.call = EngineCall(self._engine, headers, exchange.tenant, path,
+        call = exchange.call = EngineCall(self._gateway, headers, exchange.tenant, path,
                                           self._keys.is_admin(key), scope.get(RECORD))
-        if self._engine.traces is not None and exchange.route.generates:
-            call.trace = self._engine.traces.begin(headers, call.token)
+        if self._gateway.traces is not None and exchange.route.generates:
+            call.trace = self._gateway.traces.begin(headers, call.token)
         exchange.identify(exchange.given_id or call.resume_id)
         if not call.resumable:  # else the next connection may bring another id
             call.answer_id = exchange.request_id
 
     async def _serve(self, exchange: HttpExchange, receive: Receive) -> None:
         """Sends the route's answer. Raises what the route raises, and `HttpError`."""
-        engine, route, call = self._engine, exchange.route, exchange.call
-        engine.calls.add(call)
+        gateway, route, call = self._gateway, exchange.route, exchange.call
+        gateway.calls.add(call)
         exchange.scope["app"] = call  # also has the router raise what it refuses
-        if engine.draining and route.access is not Access.OPEN:
+        if gateway.draining and route.access is not Access.OPEN:
             raise HttpError(503, "the engine is stopping", None, SERVER, "unavailable")
         if route.generates and call.position is None:
-            await engine.gate.enter()
+            await gateway.engine.gate.enter()
         exchange.stayed = await until_disconnected(
             in_journal(self._app, call), exchange.scope, receive, exchange.answer)
         if exchange.stayed:
@@ -293,7 +293,7 @@ class JournaledSteps:
     __slots__ = ("_call", "_coroutine", "_journal")
 
     def __init__(self, coroutine: Coroutine[Any, Any, None], call: EngineCall) -> None:
-        self._coroutine, self._call, self._journal = coroutine, call, call.engine.journal
+        self._coroutine, self._call, self._journal = coroutine, call, call.gateway.journal
 
     def __await__(self) -> JournaledSteps:
         return self

@@ -18,8 +18,8 @@ from starlette.requests import Request as HttpRequest
 
 from actorium.actors.config.retention import DASHBOARD_SAMPLES
 from actorium.actors.errors import ActoriumError
+from actorium.actors.gateway.gateway_state import GatewayState
 from actorium.actors.gateway.http.replies import EventStream, sse_event
-from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.health import (
     CounterReading,
     Growth,
@@ -156,8 +156,8 @@ def _why(status: Status, draining: bool) -> str:
 class Dashboard:
     """One gateway's dashboard."""
 
-    def __init__(self, engine: ServedEngine, period: float = PERIOD) -> None:
-        self._engine, self._period = engine, period
+    def __init__(self, gateway: GatewayState, period: float = PERIOD) -> None:
+        self._gateway, self._period = gateway, period
         self._samples: deque[tuple[int, bytes]] = deque(maxlen=DASHBOARD_SAMPLES)
         self._count = 0
         self._news = asyncio.Event()
@@ -175,7 +175,7 @@ class Dashboard:
             self._sampling = asyncio.ensure_future(self._sample())
         sent = 0
         try:
-            while not self._engine.draining:
+            while not self._gateway.draining:
                 if sent == self._count:
                     await self._news.wait()
                 new = [encoded for number, encoded in self._samples if number > sent]
@@ -197,13 +197,13 @@ class Dashboard:
 
     async def _ask(self, sampler: DashboardSampler) -> DashboardSample:
         try:
-            status = await self._engine.client.status(PATIENCE)
+            status = await self._gateway.engine.client.status(PATIENCE)
         except ActoriumError as error:
             return DashboardSample(time(), False, error.message)
         except Exception as error:  # clients wait for the next sample
             LOG.exception("the dashboard asked in vain")
             return DashboardSample(time(), False, f"{type(error).__name__}: {error}")
-        return sampler.sample(status, self._engine.draining, time(), monotonic())
+        return sampler.sample(status, self._gateway.draining, time(), monotonic())
 
     def _publish(self, sample: DashboardSample) -> None:
         self._count += 1
