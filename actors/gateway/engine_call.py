@@ -38,6 +38,7 @@ from starlette.requests import Request as HttpRequest
 from actorium.actors.client.calls import AsyncDeltaStream
 from actorium.actors.client.requests import Completion, Request, Resumable
 from actorium.actors.errors import Aborted, ActoriumError, EngineUnavailable
+from actorium.actors.gateway.chosen_engine import COMMENTS_ONLY, ChosenEngine
 from actorium.actors.gateway.gateway_state import GatewayState
 from actorium.actors.gateway.http.access_log import CallUsage
 from actorium.actors.gateway.http.exchange_traces import ExchangeTrace
@@ -67,7 +68,6 @@ second, but on a machine that has no processor to spare."""
 _PREFIX = re.compile(r"^(chatcmpl-|cmpl-|resp_|msg_)")
 """The part before the id in the names of answers."""
 
-
 class EngineCall:
     """The engine's side of one HTTP request. Without headers it is one of the gateway's own."""
 
@@ -76,7 +76,8 @@ class EngineCall:
                  record: ConnectionRecord | None = None) -> None:
         """admin: with the administrator's key; record: of its connection, if that may outlive this
         process. Raises `HttpError` 400 on an invalid header."""
-        self.gateway, self.engine = gateway, gateway.engine
+        self.gateway = gateway
+        self.chosen = ChosenEngine(gateway)
         self.tenant, self.admin = tenant, admin
         self.began = monotonic()
         """CLOCK_MONOTONIC seconds."""
@@ -104,7 +105,7 @@ class EngineCall:
         self.trace: ExchangeTrace | None = None
         """None = there are no traces."""
         self.resume_id = self._resume_id()
-        if record is not None and record.begun:
+        if record is not None and record.begun and record.begun != COMMENTS_ONLY:
             self.position = decode_position(record.begun)
         if self._identity is not None:
             self.created = self._identity.created
@@ -119,7 +120,7 @@ class EngineCall:
         """Set once the body is read."""
         self.cut_counts: CutCounts | None = None
         """Set where the answer's events depend on how it was cut into deltas."""
-        self._aborted = False
+        self._aborted = self._ended = False
         self._digest = ""
         self._resumed: ResumableStream | None = None
 
@@ -139,6 +140,11 @@ class EngineCall:
         if self.key and given != resume_id:
             raise bad_field("Last-Event-ID", "of another request than the Idempotency-Key's")
         return given
+
+    @property
+    def engine(self) -> ServedEngine:
+        """The engine of the request's model. Raises `HttpError` 400 where none is chosen."""
+        return self.chosen.engine
 
     # --- its life ---
 
@@ -164,15 +170,23 @@ class EngineCall:
 
     def finished(self) -> None:
         """Marks the request as answered."""
+        self._ended = True
         journal = self.gateway.journal
         if self.journal_id and not journal.quiet:
             journal.finished(self.journal_id)
+
+    def release(self) -> None:
+        """Lets go of the engine. That of a request that another connection may continue stays as
+        long as that may come."""
+        waits = self.resumable and not self._ended
+        self.chosen.release(self.gateway.settings.resume_grace if waits else 0.0)
 
     def in_background(self) -> EngineCall:
         """Returns another call of the same caller, for work that continues after this one's answer.
         """
         call = EngineCall(self.gateway, {}, self.tenant, self._path)
         call.trace = self.trace
+        call.chosen = self.chosen.hold()
         return call
 
     # --- the engine's requests ---
@@ -243,8 +257,9 @@ class EngineCall:
             return self._open(self._with_rid(request, number))
         resume_id, rid = self._ids(number)
         resumable = self._resumable(request, rid)
-        return self.gateway.shared_streams.join(resume_id, rid, lambda: self._open(resumable),
-                                               self.gateway.settings.resume_grace)
+        return self.gateway.shared_streams.join(
+            resume_id, rid, lambda: self.chosen.kept_by(self._open(resumable)),
+            self.gateway.settings.resume_grace)
 
     def _open(self, request: Request) -> AsyncDeltaStream:
         stream = AsyncDeltaStream(self.engine.client, request)

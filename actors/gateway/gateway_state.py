@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from actorium.actors.config.models_settings import serves_models
 from actorium.actors.config.tree import Config
 from actorium.actors.gateway.api.response_store import BackgroundJobs, open_store
 from actorium.actors.gateway.http.access_log import AccessLog
 from actorium.actors.gateway.http.exchange_traces import ExchangeTraces
 from actorium.actors.gateway.http.peers import Peers
+from actorium.actors.gateway.model_uses import ModelUses
 from actorium.actors.gateway.resume.delta_streams import SharedStreams
 from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.models.model_dir import bodies_limit, body_limit
@@ -28,11 +30,14 @@ class AbortableCall(Protocol):
 
     tenant: str
 
+    @property
+    def engine(self) -> ServedEngine: ...
+
     def mark_aborted(self, name: str) -> tuple[list[str], list[str]]: ...
 
 
 class GatewayState:
-    """One gateway's engine, and the state that its requests share. Closed by `close`."""
+    """One gateway's engine or engines, and what its requests share beside. Closed by `close`."""
 
     def __init__(self, config: Config, run_dir: Path,
                  journal: InflightJournal | None = None, role: str = "gateway-0",
@@ -43,6 +48,10 @@ class GatewayState:
         self.config, self.settings = config, config.gateway
         self.run_dir, self.traces = run_dir, traces
         self.engine = ServedEngine(config, run_dir)
+        """The server's own: with several models only a watchdog, which says how the server is."""
+        self.models = (ModelUses(run_dir, config.models.models_wait)
+                       if serves_models(config.models) else None)
+        """What gives a request its model's engine; None = all requests are for `engine`."""
         self.requests = 0
         """HTTP requests answered or under way since the start."""
         self.open = 0
@@ -69,9 +78,11 @@ class GatewayState:
                 labels, rids = call.mark_aborted(name)
                 ended += labels
                 for rid in rids:
-                    await self.engine.client.abort(rid)
+                    await call.engine.client.abort(rid)
         return ended
 
     async def close(self) -> None:
         """Aborts what is under way and disconnects."""
         await self.engine.close()
+        if self.models is not None:
+            await self.models.close()

@@ -158,8 +158,12 @@ class ResponsesTurn(HttpTurn):
         self.call, self._requests = self.call.in_background(), requests
         self.call.answer_id = self._answer_id
         gateway.calls.add(self.call)
-        gateway.jobs.start(tenant, self, self._keeper, lambda: gateway.calls.discard(self.call))
+        gateway.jobs.start(tenant, self, self._keeper, self._left_background)
         return queued
+
+    def _left_background(self) -> None:
+        self.call.gateway.calls.discard(self.call)
+        self.call.release()
 
     async def run(self) -> None:
         """Runs until there is a response. Raises `ActoriumError`."""

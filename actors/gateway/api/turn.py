@@ -62,7 +62,7 @@ class HttpTurn(ABC):
         call = call_of(http)
         body = await bodies.read(http, cls.body_type)
         body.check()
-        turn = cls(call, await call.engine.check_model(body.model), body)
+        turn = cls(call, await call.chosen.model(body), body)
         call.fields = turn.engine_fields()
         return turn
 

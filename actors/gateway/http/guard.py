@@ -15,6 +15,7 @@ from time import monotonic
 from typing import Any
 
 import msgspec
+from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -22,12 +23,19 @@ from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.engine_call import EngineCall
 from actorium.actors.gateway.gateway_state import GatewayState
 from actorium.actors.gateway.http.access_log import GONE, AccessRecord
+from actorium.actors.gateway.http.answer_sender import AnswerSender
 from actorium.actors.gateway.http.api_keys import Keys, shown
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError, http_error
 from actorium.actors.gateway.http.replies import DONE, sse_event
-from actorium.actors.gateway.http.routes import Access, ErrorStyle, allowed_methods, canonical, find
+from actorium.actors.gateway.http.routes import (
+    OF_THE_SERVER,
+    Access,
+    ErrorStyle,
+    allowed_methods,
+    canonical,
+    find,
+)
 from actorium.actors.runtime.http.allowed_hosts import AllowedHosts, check_head
-from actorium.actors.runtime.http.connection_records import ConnectionRecord
 from actorium.actors.runtime.http.http_connection import OVER_LIMIT, RECORD
 
 WATCH_AFTER = 0.05
@@ -38,72 +46,6 @@ CLOSING = frozenset({"too_many_connections", "unsupported_framing"})
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
 Headers = list[tuple[bytes, bytes]]
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-
-
-class AnswerSender:
-    """Wraps one request's `send`: knows how much of the answer was sent, and adds headers to it.
-    The head goes out with the first part of the body, so nobody has to continue behind it."""
-
-    def __init__(self, send: Send, record: ConnectionRecord | None = None,
-                 has_body: bool = True) -> None:
-        """record: the connection's, if it may outlive this process; has_body: False = the answer is
-        its head."""
-        self._send, self._record, self._has_body = send, record, has_body
-        self._start: Message | None = None
-        """The head, until the body begins."""
-        self.status = 0
-        """The answer's status; 0 = not begun."""
-        self.ended = False
-        """The last part has been passed on."""
-        self.headers: list[tuple[bytes, bytes]] = []
-        """Added to the answer's own."""
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), *self.headers]
-            self._start = message
-            return
-        start, self._start = self._start, None
-        if start is not None and not self.continued:
-            await self._send_head(start)
-        if not message.get("more_body", False):
-            # Before it is sent: after it uvicorn says "http.disconnect" even of a connected client.
-            self.ended = True
-            if self._record is not None:
-                self._record.ends = True
-        await self._send(message)
-
-    @property
-    def continued(self) -> bool:
-        """A gateway that has died has sent the answer's beginning."""
-        return self._record is not None and bool(self._record.begun)
-
-    async def _send_head(self, start: Message) -> None:
-        if self._record is None:
-            await self._send(start)
-            return
-        self._record.holds_head, self._record.ends = self._has_body, not self._has_body
-        try:
-            await self._send(start)
-        finally:
-            self._record.holds_head = False
-
-    async def last_part(self, body: bytes) -> None:
-        """Ends an answer that has begun."""
-        await self({"type": "http.response.body", "body": body})
-
-    async def json(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-        """Answers with this JSON."""
-        await self({"type": "http.response.start", "status": status, "headers": [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()), *headers]})
-        await self({"type": "http.response.body", "body": body})
-
-    async def no_content(self) -> None:
-        """Answers with headers alone."""
-        await self({"type": "http.response.start", "status": 204, "headers": []})
-        await self({"type": "http.response.body", "body": b""})
 
 
 class HttpExchange:
@@ -135,8 +77,9 @@ class HttpExchange:
 
     async def refuse(self, error: HttpError) -> None:
         """Answers with the error, unless an answer has begun."""
-        if not self.answer.status:
-            openai, continued = self.route.errors is ErrorStyle.OPENAI, self.answer.continued
+        if not self.answer.status or self.answer.only_comments:
+            openai = self.route.errors is ErrorStyle.OPENAI
+            continued = self.answer.continued or self.answer.only_comments
             body = error.body() if openai \
                 else error.anthropic_body(None if continued else self.request_id)
             if continued:
@@ -184,6 +127,7 @@ class Guard:
             await exchange.refuse(_refusal(exchange, error))
         finally:
             gateway.calls.discard(exchange.call)
+            exchange.call.release()
             gateway.open -= 1
             record = exchange.record()
             gateway.access.answered(record)
@@ -215,12 +159,25 @@ class Guard:
         exchange.scope["app"] = call  # also has the router raise what it refuses
         if gateway.draining and route.access is not Access.OPEN:
             raise HttpError(503, "the engine is stopping", None, SERVER, "unavailable")
-        if route.generates and call.position is None:
+        app, waits_for_recovery = self._app, route.generates and call.position is None
+        if gateway.models is not None:
+            app, call.chosen.comment = self._with_queried_engine, exchange.answer.comment
+            call.chosen.waits_for_recovery = waits_for_recovery
+        elif waits_for_recovery:
             await gateway.engine.gate.enter()
         exchange.stayed = await until_disconnected(
-            in_journal(self._app, call), exchange.scope, receive, exchange.answer)
+            in_journal(app, call), exchange.scope, receive, exchange.answer)
         if exchange.stayed:
             call.finished()
+
+    async def _with_queried_engine(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Runs the application once the model that the query names has its engine, if it names
+        one: how callers of a server of several models say which of them a question is about."""
+        call: EngineCall = scope["app"]
+        if b"model=" in scope["query_string"] and find(scope["path"]).name not in OF_THE_SERVER:
+            query = QueryParams(scope["query_string"])
+            await call.chosen.choose(query.get("model", ""))
+        await self._app(scope, receive, send)
 
     def _check_head(self, scope: Scope) -> None:
         """Raises `HttpError` for other hosts, ambiguous framing and oversized headers."""

@@ -15,8 +15,8 @@ from actorium.actors.gateway.engine_call import EngineCall
 from actorium.actors.gateway.http.http_errors import HttpError, http_error
 
 DONE = b"data: [DONE]\n\n"
-_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no")]
+SSE_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"),
+               (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 encode_json = msgspec.json.Encoder().encode
 
 
@@ -35,6 +35,11 @@ def sse_event(value: Any, kind: str = "") -> bytes:
     return b"%bdata: %b\n\n" % (named, encode_json(value))
 
 
+def comment(text: str) -> bytes:
+    """Returns a comment for a stream of events: readers skip it."""
+    return b": %b\n\n" % " ".join(text.split()).encode()
+
+
 class EventStream:
     """A response that sends what `events` yields (whole events, several at once or none) as it
     comes, and then `last`. Where the stream can be resumed, each event gets an id.
@@ -49,12 +54,13 @@ class EventStream:
                  refusal: Callable[[HttpError], Awaitable[bytes]] | None = None,
                  headers: Mapping[str, str] | None = None) -> None:
         self._events, self._last, self._refusal = events, last, refusal
-        self._headers = [*_HEADERS, *((name.encode(), value.encode())
+        self._headers = [*SSE_HEADERS, *((name.encode(), value.encode())
                                       for name, value in (headers or {}).items())]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call: EngineCall = scope["app"]
-        events, begun, last = self._events, call.continued, self._last
+        events, last = self._events, self._last
+        begun = call.continued or call.chosen.head_sent
         start = {"type": "http.response.start", "status": 200, "headers": self._headers}
         if begun:
             await send(start)

@@ -78,6 +78,8 @@ ROUTES: tuple[Route, ...] = (
           errors=ErrorStyle.ANTHROPIC),
     Route("models", GET, ("/v1/models", "/models")),
     Route("model", GET, ("/v1/models/{name:path}", "/models/{name:path}")),
+    Route("load_model", POST, ("/models/load",), Access.ADMIN),
+    Route("unload_model", POST, ("/models/unload",), Access.ADMIN),
     Route("score", POST, ("/v1/score", "/score"), generates=True),
     Route("rerank", POST, ("/v1/rerank", "/rerank", "/v2/rerank"), generates=True),
     Route("tokenize", POST, ("/tokenize", "/v1/tokenize")),
@@ -100,6 +102,10 @@ ROUTES: tuple[Route, ...] = (
     _probe("/load", Access.KEY),
     _probe("/health_generate", Access.KEY, BOTH),
 )
+OF_THE_SERVER = frozenset({"page", "status", "docs", "dashboard", "models", "model", "load_model",
+                           "unload_model", "version", "health", "openapi", "probe"})
+"""Names of routes about the server and not about one of its models: where it has several, `?model=`
+chooses the engine of all others."""
 PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 """Of a path: its name, and whether it may hold slashes."""
 _NO_KEY = Route("", GET, ("/favicon.ico",), Access.OPEN)
