@@ -13,6 +13,7 @@ from actorium.actors.gateway.api import (
     anthropic_messages,
     engine_routes,
     inference,
+    model_routes,
     responses,
     scoring,
     sglang,
@@ -54,6 +55,7 @@ def whole_path(route: Route) -> Route:
 
 def handlers_of(gateway: GatewayState) -> dict[str, Handler]:
     """Returns the handlers by the routes' names."""
+    several = gateway.models is not None
     return {
         "page": documents.load(documents.PLAYGROUND).serve,
         "status": documents.load(documents.STATUS).serve,
@@ -73,8 +75,10 @@ def handlers_of(gateway: GatewayState) -> dict[str, Handler]:
         "input_items": stored_responses.input_items,
         "messages": MessagesTurn.handle,
         "count_tokens": anthropic_messages.count_tokens,
-        "models": engine_routes.models,
-        "model": engine_routes.model,
+        "models": model_routes.models if several else engine_routes.models,
+        "model": model_routes.model if several else engine_routes.model,
+        "load_model": model_routes.load,
+        "unload_model": model_routes.unload,
         "score": scoring.score,
         "rerank": scoring.rerank,
         "tokenize": tokens.tokenize,

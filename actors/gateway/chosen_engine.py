@@ -8,9 +8,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from actorium.actors.gateway.engine_uses import EngineUse, checked_keep_alive
 from actorium.actors.gateway.gateway_state import GatewayState
 from actorium.actors.gateway.http.http_errors import HttpError, bad_field
-from actorium.actors.gateway.model_uses import EngineUse, checked_keep_alive
 from actorium.actors.gateway.resume.delta_streams import Deltas, RelayedStream
 from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.gateway.served_model import ServedModel
@@ -64,7 +64,7 @@ class ChosenEngine:
     async def choose(self, name: str, keep_alive: float | None = None, wait: float | None = None,
                      stream: bool = False) -> None:
         """Chooses the engine of a model, of several, and waits until it runs. keep_alive, wait: as
-        of `ModelUses.use`; stream: the answer is a stream, which gets comments meanwhile. Raises
+        of `EngineUses.use`; stream: the answer is a stream, which gets comments meanwhile. Raises
         `HttpError`, also if the query has chosen another model."""
         assert self._models is not None
         if self._use is None:

@@ -8,10 +8,10 @@ from typing import Protocol
 from actorium.actors.config.models_settings import serves_models
 from actorium.actors.config.tree import Config
 from actorium.actors.gateway.api.response_store import BackgroundJobs, open_store
+from actorium.actors.gateway.engine_uses import EngineUses
 from actorium.actors.gateway.http.access_log import AccessLog
 from actorium.actors.gateway.http.exchange_traces import ExchangeTraces
 from actorium.actors.gateway.http.peers import Peers
-from actorium.actors.gateway.model_uses import ModelUses
 from actorium.actors.gateway.resume.delta_streams import SharedStreams
 from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.models.model_dir import bodies_limit, body_limit
@@ -49,7 +49,7 @@ class GatewayState:
         self.run_dir, self.traces = run_dir, traces
         self.engine = ServedEngine(config, run_dir)
         """The server's own: with several models only a watchdog, which says how the server is."""
-        self.models = (ModelUses(run_dir, config.models.models_wait)
+        self.models = (EngineUses(run_dir, config.models.models_wait)
                        if serves_models(config.models) else None)
         """What gives a request its model's engine; None = all requests are for `engine`."""
         self.requests = 0

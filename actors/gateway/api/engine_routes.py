@@ -88,12 +88,12 @@ async def version(http: HttpRequest) -> Response:
 
 async def health(http: HttpRequest) -> Response:
     """Handles `/health`: whether a request that came now would be served."""
-    engine = engine_of(http)
+    gateway = call_of(http).gateway
     try:
-        status = await engine.client.status()
+        status = await gateway.engine.client.status()
     except ActoriumError as error:
         raise HttpError(503, error.message, None, SERVER, "unavailable") from None
-    if call_of(http).gateway.draining or not status.ready:
+    if gateway.draining or not status.ready:
         raise HttpError(503, status.error or "not ready", None, SERVER, "unavailable")
     return JsonReply({"ready": True})
 
@@ -122,7 +122,7 @@ async def probe(http: HttpRequest) -> Response:
         async with asyncio.timeout(SECONDS):
             # The path that the guard has checked: the URL's depends on the Host header as well.
             path = http.scope["path"]
-            return await _ask(engine_of(http).run_dir / SOCKET, method, path, accept)
+            return await _ask(call_of(http).gateway.run_dir / SOCKET, method, path, accept)
     except (OSError, TimeoutError, ValueError) as error:
         raise HttpError(503, f"the probes do not answer: {type(error).__name__}", None, SERVER,
                         "unavailable") from None

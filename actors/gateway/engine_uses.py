@@ -22,13 +22,12 @@ import zmq
 
 from actorium.actors.config import tree
 from actorium.actors.config.models_settings import parse_keep_alive
-from actorium.actors.errors import EngineUnavailable
+from actorium.actors.errors import ActoriumError, EngineUnavailable
 from actorium.actors.gateway.http.http_errors import INVALID, LIMIT, SERVER, HttpError, bad_field
 from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.messages import MAX_MESSAGE_BYTES, Message
 from actorium.actors.model_manager.manager_messages import (
     KEEP_USES_SECONDS,
-    MANAGER_ROLE,
     FromManagerFront,
     KeepUses,
     ListModels,
@@ -45,6 +44,7 @@ from actorium.actors.model_manager.manager_messages import (
     UseRefused,
 )
 from actorium.actors.runtime import rundir
+from actorium.actors.runtime.roles import MANAGER_ROLE
 from actorium.actors.runtime.security import private_paths
 
 LOG = logging.getLogger("actorium.gateway")
@@ -108,7 +108,7 @@ class KnownEngine(NamedTuple):
     engine: ServedEngine
 
 
-class ModelUses:
+class EngineUses:
     """One gateway's uses, and its questions to the manager. Closed by `close`."""
 
     def __init__(self, run_dir: Path, wait: float) -> None:
@@ -120,6 +120,7 @@ class ModelUses:
         self._questions: dict[str, PendingQuestion] = {}
         self._engines: dict[str, KnownEngine] = {}
         """By their run directories."""
+        self._loading: set[asyncio.Task[None]] = set()
         self._keeping: asyncio.TimerHandle | None = None
 
     # --- uses ---
@@ -183,6 +184,18 @@ class ModelUses:
         if known is not None:
             await known.engine.close()
         return engine
+
+    def load(self, name: str, keep_alive: float | None) -> None:
+        """Begins to load a model, for nobody yet."""
+        async def use() -> None:
+            try:
+                (await self.use(name, keep_alive)).release()
+            except (HttpError, ActoriumError) as error:  # the list of models says that as well
+                LOG.warning("%s was not loaded: %s", name, error)
+
+        task = asyncio.ensure_future(use())
+        self._loading.add(task)
+        task.add_done_callback(self._loading.discard)
 
     # --- questions ---
 
