@@ -176,9 +176,9 @@ class EngineCall:
             journal.finished(self.journal_id)
 
     def release(self) -> None:
-        """Lets go of the engine. That of a request that another connection may continue stays as
-        long as that may come."""
-        waits = self.resumable and not self._ended
+        """Lets go of the engine, later where another connection may continue the request. (With a
+        key it is a shared stream, which keeps the engine by itself.)"""
+        waits = self.resumable and not self.key and not self._ended
         self.chosen.release(self.gateway.settings.resume_grace if waits else 0.0)
 
     def in_background(self) -> EngineCall:

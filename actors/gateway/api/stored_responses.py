@@ -144,11 +144,10 @@ async def input_items(http: HttpRequest) -> HttpResponse:
 async def input_tokens(http: HttpRequest) -> HttpResponse:
     """Handles POST `/v1/responses/input_tokens`: counts the tokens of the body's prompt."""
     call, body = call_of(http), await bodies.read(http, InputBody)
-    engine = call.engine
     body.check()
-    await engine.check_model(body.model)
+    await call.chosen.model(body)
     context = await context_of(call.gateway.responses, call.tenant, body.previous_response_id)
     items = msgspec.json.decode(context, type=list[InputItem])
     body.input = await resolved(call.gateway.responses, call.tenant, body.items(), items)
-    ids = await prompt_ids(engine.client, body.prompted(items))
+    ids = await prompt_ids(call.engine.client, body.prompted(items))
     return JsonReply({"object": "response.input_tokens", "input_tokens": len(ids)})

@@ -130,9 +130,13 @@ def canonical(path: str) -> str:
     """Returns the path of a route for one that differs from it in doubled slashes or in one at the
     end, as base URLs are put together (`/v1/` and `/chat/completions`); any other as it is. No
     redirect says so: clients that follow one drop the body or the key."""
-    if _known(path) is not None:
+    if path in _EXACT:
         return path
     found = _SLASHES.sub("/", path)
+    if (exact := found.removesuffix("/")) in _EXACT:
+        return exact  # also where this is the name of a model
+    if _known(path) is not None:
+        return path
     found = found if _known(found) is not None else found.removesuffix("/")
     return path if _known(found) is None else found
 
