@@ -13,12 +13,15 @@ from collections.abc import AsyncGenerator
 from time import monotonic, time
 from typing import NamedTuple
 
+import msgspec
 from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 
 from actorium.actors.config.retention import DASHBOARD_SAMPLES
 from actorium.actors.errors import ActoriumError
+from actorium.actors.gateway.api.model_routes import card
 from actorium.actors.gateway.gateway_state import GatewayState
+from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.http.replies import EventStream, sse_event
 from actorium.actors.health import (
     CounterReading,
@@ -61,6 +64,20 @@ class ActorLine(Struct, frozen=True):
     detail: str = ""
 
 
+class ModelLine(Struct, frozen=True):
+    """One model of a server of several."""
+
+    name: str
+    state: str
+    """As `/v1/models` has it."""
+    in_use: int
+    """Requests that its engine serves."""
+    memory: int
+    """Bytes that its engine is planned to take; 0 = not known yet."""
+    says: str
+    """How far it is, or why it failed."""
+
+
 class DashboardSample(Struct, frozen=True):
     """A moment. None = not known: nothing was done that could have been measured."""
 
@@ -87,6 +104,8 @@ class DashboardSample(Struct, frozen=True):
     acceptance: float | None = None
     """Drafts accepted, of those verified; 0 to 1."""
     actors: list[ActorLine] = []
+    models: list[ModelLine] = []
+    """Of a server of several."""
 
 
 class Rates(NamedTuple):
@@ -203,7 +222,18 @@ class Dashboard:
         except Exception as error:  # clients wait for the next sample
             LOG.exception("the dashboard asked in vain")
             return DashboardSample(time(), False, f"{type(error).__name__}: {error}")
-        return sampler.sample(status, self._gateway.draining, time(), monotonic())
+        sample = sampler.sample(status, self._gateway.draining, time(), monotonic())
+        return msgspec.structs.replace(sample, models=await self._models())
+
+    async def _models(self) -> list[ModelLine]:
+        if self._gateway.models is None:
+            return []
+        try:
+            listed = await self._gateway.models.models()
+        except HttpError:  # the manager is being started again
+            return []
+        return [ModelLine(one.id, one.status.value, one.status.in_use, one.status.memory,
+                          one.status.message) for one in map(card, listed.models)]
 
     def _publish(self, sample: DashboardSample) -> None:
         self._count += 1
