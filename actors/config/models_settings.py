@@ -82,12 +82,21 @@ def parse_keep_alive(value: object) -> float:
     """Seconds of a number, or of a text as Ollama has it ("300", "5m", "1h30m", "-1"); `FOR_GOOD`
     for any that is negative. Raises `ValueError` with what it must be."""
     seconds = math.nan
-    if isinstance(value, int | float) and not isinstance(value, bool) or isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
+    if isinstance(value, str):
+        seconds = _seconds(value.strip())
+    elif isinstance(value, int | float) and not isinstance(value, bool):
         seconds = float(value)
-    elif isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
-        seconds = sum(float(number) * UNITS[unit] for number, unit in _PART.findall(match[2]))
-        seconds = -seconds if match[1] == "-" else seconds
     if not seconds <= 1e9:
         raise ValueError('must be seconds or a duration as "5m" (0 = no time, -1 = for good), '
                          f"got {value!r:.80}")
     return FOR_GOOD if seconds < 0 else seconds
+
+
+def _seconds(text: str) -> float:
+    """Those of a text; NaN where it is no duration."""
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    if (match := _DURATION.fullmatch(text)) is None:
+        return math.nan
+    seconds = sum(float(number) * UNITS[unit] for number, unit in _PART.findall(match[2]))
+    return -seconds if match[1] == "-" else seconds

@@ -206,12 +206,13 @@ class ManagerCore(Core):
             use.model = self.models.find(use.use.name)
             if use.model is None:
                 self._refuse(use, "model_not_found", self.models.not_found(use.use.name))
-        if self._scanned_at is None:
-            for model in self.models:
-                if model.entry.load_on_start:
-                    self._add_use((ON_START, model.name), ModelUse(model.name, model.name), None,
-                                  now)
         self._scanning, self._scanned_at = False, now
+
+    def load_on_start(self, now: float) -> None:
+        """Starts the engines of the models that want it. Called once, after the first catalog."""
+        for model in self.models:
+            if model.entry.load_on_start:
+                self._add_use((ON_START, model.name), ModelUse(model.name, model.name), None, now)
 
     def adopt(self, entry: CatalogEntry, run_dir: str, ready: bool, now: float) -> None:
         """An engine runs that an earlier manager has started."""
@@ -220,6 +221,7 @@ class ManagerCore(Core):
         model.in_doubt_until = now + LEASE_SECONDS
         model.ready_at = now
         model.set_expiry(now)
+        self._plan(model)
 
     def on_planned(self, entry: CatalogEntry, memory: int, reason: str, now: float) -> None:
         """What the engine of a model takes; reason: why that is not known."""
@@ -319,9 +321,9 @@ class ManagerCore(Core):
                 continue
             if model.state == "ready" and not (self._first is not None and model.leaving):
                 self._grant(use, model, now)
-            elif self._first is None and model.state != "loading":
-                if not self._start(use, model, now):
-                    self._first = use
+            elif (self._first is None and model.state != "loading"
+                  and not self._start(use, model, now)):
+                self._first = use
         if self._first is None:
             self._mark(())
 

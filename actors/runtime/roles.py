@@ -31,8 +31,7 @@ TRACER, TRACER_ROLE = "actorium.actors.tracing.tracer_actor:build", "tracer"
 MANAGER, MANAGER_ROLE = "actorium.actors.model_manager.manager_actor:build", "manager"
 NULL_WORKER = "actorium.tools.null.null_worker:build"
 WITHOUT_TORCH = "actorium.actors.runtime.roles:preload"
-PRELOADS = dict.fromkeys((*ROLES.values(), GATEWAY, MEDIA, TRACER, ROUTER, MANAGER),
-                         WITHOUT_TORCH) | {
+PRELOADS = dict.fromkeys((*ROLES.values(), GATEWAY, MEDIA, TRACER, ROUTER), WITHOUT_TORCH) | {
     ROLES["worker-0"]: "actorium.gpu.worker.preload:preload"}
 """What builds a role -> "module:function" that imports what it needs (`runtime/fork_server.py`)."""
 SERVES_HTTP = ("actorium.actors.gateway.app", "actorium.actors.runtime.http.http_server")
