@@ -12,6 +12,7 @@ from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from actorium.actors.config.models_settings import FOR_GOOD
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError, bad_field
@@ -21,12 +22,12 @@ from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.gateway.served_model import LATEST, ServedModel
 from actorium.actors.model_manager.manager_messages import ServedModelInfo
 from actorium.actors.models.model_facts import ModelFacts, model_facts
+from actorium.actors.runtime.worker_info import read_info
 
 API_VERSION = "0.13.0"
 """The version of Ollama whose API this is: clients refuse servers that are older than they need."""
 NEVER = "9999-12-31T23:59:59Z"
 """When a model is unloaded that stays."""
-GPU = "cuda"
 
 
 
@@ -98,8 +99,9 @@ class OllamaModels:
             name=names[0], names=names, model=model.info["model_path"], state="ready",
             default=True, pinned=True, size=facts.size, modified=facts.modified,
             digest=facts.digest, architecture=model.info.get("architecture", ""),
-            family=facts.family, quantization=facts.quantization, parameters=facts.parameters,
-            context_length=model.max_model_len, keep_alive=-1)]
+            family=facts.family, format=facts.format, quantization=facts.quantization,
+            parameters=facts.parameters, context_length=model.max_model_len,
+            run_dir=str(self._engine.run_dir), keep_alive=FOR_GOOD)]
 
     async def _model_facts(self, model: ServedModel) -> ModelFacts:
         if self._facts is None:
@@ -121,8 +123,11 @@ class OllamaModels:
         found = []
         for model in await self.served():
             if model.state == "ready":
-                found.append({**_card(model, model.name), "size": model.memory or model.size,
-                              "size_vram": 0,
+                held = read_info(Path(model.run_dir), "worker-0")
+                size = held.weights_bytes + held.kv_bytes + held.state_bytes if held else model.size
+                on_gpu = held is not None and not held.device.startswith("cpu")
+                found.append({**_card(model, model.name), "size": size,
+                              "size_vram": size if on_gpu else 0,
                               "expires_at": NEVER if model.expires_at is None
                               else _time(model.expires_at),
                               "context_length": model.context_length})
@@ -173,7 +178,7 @@ def _card(model: ServedModelInfo, name: str) -> dict[str, Any]:
 
 
 def _details(model: ServedModelInfo) -> dict[str, Any]:
-    return {"parent_model": "", "format": "gguf", "family": model.family,
+    return {"parent_model": "", "format": model.format, "family": model.family,
             "families": [model.family], "parameter_size": _rounded(model.parameters),
             "quantization_level": model.quantization, "context_length": model.context_length}
 
