@@ -21,6 +21,7 @@ from actorium.actors.gateway.answer_events import (
 )
 from actorium.actors.gateway.api.answers import ContentLogprob, chat_logprobs
 from actorium.actors.gateway.api.chat_completions import ChatTurn
+from actorium.actors.gateway.api.fill_in_middle import fill_in_middle
 from actorium.actors.gateway.api.ollama_body import HONOURED, OllamaChatBody, OllamaGenerateBody
 from actorium.actors.gateway.api.ollama_models import unload
 from actorium.actors.gateway.api.sampling_fields import request_for, sampling, structured_of
@@ -267,18 +268,23 @@ class OllamaGenerateTurn(OllamaTurn):
 
     def __init__(self, call: EngineCall, model: ServedModel, asked: OllamaGenerateBody) -> None:
         super().__init__(call, model, asked)
-        self._prompt = asked.prompt
+        self._prompt, self._suffix = asked.prompt, asked.suffix
         without_template = not (model.templates.plain or asked.system or asked.images)
-        self._is_raw = asked.raw or without_template
-        if self._is_raw:
+        self._is_text = asked.raw or bool(asked.suffix) or without_template
+        """The prompt is no conversation."""
+        if self._is_text:
             self._thought, self.answer = Thought.NONE, DeltaReader()
             self.body.skip_special_tokens = True
 
     async def requests(self) -> list[Request]:
-        if not self._is_raw:
+        if not self._is_text:
             return await super().requests()
-        params = sampling(self.body, self.body.alternatives(), structured=structured_of(self.body))
-        return [request_for(self.body, params, self.call.tenant, prompt=self._prompt)]
+        body, prompt, more = self.body, self._prompt, {}
+        if self._suffix:
+            prompt, ends, _ = await fill_in_middle(self.engine, self.model, prompt, self._suffix)
+            more = {"stop_token_ids": ends}
+        params = sampling(body, body.alternatives(), structured=structured_of(body), **more)
+        return [request_for(body, params, self.call.tenant, prompt=prompt)]
 
     def _shown(self, text: AnswerText) -> OllamaLine:
         return OllamaLine(

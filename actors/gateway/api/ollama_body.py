@@ -217,6 +217,7 @@ class OllamaGenerateBody(OllamaBody, kw_only=True):
 
     prompt: str = ""
     suffix: str | None = None
+    """The answer is the text between the prompt and this, where the model has tokens for it."""
     system: str | None = None
     template: str | None = None
     context: list[int] | None = None
@@ -236,11 +237,12 @@ class OllamaGenerateBody(OllamaBody, kw_only=True):
                             "prompt with raw, or messages to /api/chat")
         if self.context:
             raise bad_field("context", "is not kept: send the conversation to /api/chat")
-        if self.suffix:
-            raise bad_field("suffix", "not supported")
-        for name in ("system", "images", "think") if self.raw else ():
-            if getattr(self, name):
-                raise bad_field(name, "not with raw")
+        if self.raw and self.suffix:
+            raise bad_field("suffix", "not with raw")
+        if without := "raw" if self.raw else "suffix" if self.suffix else "":
+            for name in ("system", "images", "think"):
+                if getattr(self, name):
+                    raise bad_field(name, f"not with {without}: there is no conversation")
 
     def as_chat(self) -> ChatBody:
         """As of `OllamaChatBody`."""

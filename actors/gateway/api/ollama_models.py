@@ -30,8 +30,6 @@ NEVER = "9999-12-31T23:59:59Z"
 """When a model is unloaded that stays."""
 
 
-
-
 class NamedModel(Struct, kw_only=True):
     """A body that names a model."""
 
@@ -186,7 +184,8 @@ def _details(model: ServedModelInfo) -> dict[str, Any]:
 def _capabilities(model: ServedModel) -> list[str]:
     """Returns what its clients may ask of it, in Ollama's words."""
     able = {"completion": True, "vision": bool(model.info.get("media")),
-            "tools": bool(model.templates.with_tools), "thinking": model.parsing.reasoning != NONE}
+            "tools": bool(model.templates.with_tools), "insert": model.fim is not None,
+            "thinking": model.parsing.reasoning != NONE}
     return [name for name, has in able.items() if has]
 
 

@@ -34,12 +34,26 @@ CALLS = ('<think>Hm.</think>Riga.\n<tool_call>\n{"name": "weather", "arguments":
          '"Riga"}}\n</tool_call>\n<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>')
 
 
+class WithMarks(Scripted):
+    """A scripted model that may have tokens for text in the middle."""
+
+    marks: dict[str, int] | None = None
+
+    async def server_info(self, timeout: float | None = None) -> dict[str, Any]:
+        return await super().server_info() | {"fim_tokens": self.marks}
+
+    async def tokenize(self, text: str, add_special_tokens: bool = True,
+                       timeout: float | None = None, parse_special: bool = True) -> list[int]:
+        return [10, *text.encode()]
+
+
 class Asked:
     """A gateway over a script, and what it has asked the engine."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, text: str = "ok", template: str = TEMPLATE,
-                 finish: str = "stop", **settings: Any) -> None:
-        self.script = Scripted([text], template=template, finish=finish)
+                 fim: dict[str, int] | None = None, **settings: Any) -> None:
+        self.script = WithMarks([text], template=template)
+        self.script.marks = fim
         config = Config(gateway=GatewayConfig(**settings), model=ModelConfig(model=""))
         self._app = scripted_app(monkeypatch, self.script, config)
 
@@ -134,6 +148,15 @@ def test_a_raw_prompt_has_no_template(monkeypatch: pytest.MonkeyPatch, template:
     assert asked.request.prompt == "Once" and asked.request.messages is None
     assert asked.request.params is not None
     assert asked.request.params.structured == Structured(json_object=True)
+
+
+def test_text_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked(monkeypatch, "middle", fim={"prefix": 1, "suffix": 2, "middle": 3, "padding": 4})
+    whole = asked.whole("/api/generate", {"prompt": "def f(", "suffix": "return 1"})
+    assert whole["response"] == "middle" and asked.request.messages is None
+    assert [token for token in asked.request.prompt if token < 5] == [1, 2, 3]
+    assert asked.request.params is not None and asked.request.params.stop_token_ids == [4]
+    assert "insert" in asked.send("/api/show", {"model": "demo"}).json()["capabilities"]
 
 
 OPTIONS = {"num_predict": 9, "temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "seed": 7,
@@ -257,7 +280,8 @@ def test_a_bad_field_is_named(monkeypatch: pytest.MonkeyPatch, more: dict[str, A
 
 @pytest.mark.parametrize(("more", "name"), [
     ({"template": "{{ .Prompt }}"}, "template"), ({"context": [1, 2]}, "context"),
-    ({"suffix": "end"}, "suffix"), ({"prompt": 5}, "prompt"),
+    ({"suffix": "end"}, "suffix: this model has no tokens"), ({"prompt": 5}, "prompt"),
+    ({"raw": True, "suffix": "end"}, "suffix"), ({"suffix": "end", "system": "a"}, "system"),
     ({"raw": True, "system": "a"}, "system"), ({"raw": True, "images": ["a"]}, "images"),
     ({"raw": True, "think": True}, "think")], ids=str)
 def test_a_bad_field_of_generate_is_named(monkeypatch: pytest.MonkeyPatch, more: dict[str, Any],
