@@ -21,11 +21,14 @@ from actorium.actors.model_manager.engine_processes import (
 from actorium.actors.model_manager.manager_core import (
     ManagerCore,
     PlanEngine,
+    PullOrder,
     ScanModels,
     StartEngine,
     StopEngine,
 )
+from actorium.actors.model_manager.manager_messages import PullProgress
 from actorium.actors.model_manager.model_catalog import ModelCatalog
+from actorium.actors.model_manager.model_pull import ModelPulls
 from actorium.actors.model_manager.model_record import CatalogEntry, EngineLimits
 
 
@@ -55,6 +58,7 @@ class ModelManagerActor(CoreObserver):
         self._context, self._catalog = context, catalog
         self._engine_of, self._device_bytes = engine_of, device_bytes
         self._plans = EnginePlans(context.run_dir)
+        self._pulls = ModelPulls(context.run_dir, context.config.model)
         self._planning = asyncio.Lock()
         self._engines: EngineProcesses | None = None
         """None until the loop turns."""
@@ -68,7 +72,7 @@ class ModelManagerActor(CoreObserver):
     def _begin(self) -> None:
         """On the loop's thread: engines of the manager before go on."""
         now = time.monotonic()
-        self._core.on_catalog(self._catalog.scan(), now)
+        self._core.on_catalog(self._catalog.scan(self._pulls.names), now)
         self._engines = EngineProcesses(self._core, self._context.config.runtime.run_dir,
                                         self._engine_of, self._wake)
         if self._context.epoch > 1:
@@ -90,6 +94,8 @@ class ModelManagerActor(CoreObserver):
                     self._engines.start(order.entry)
                 case StopEngine():
                     self._engines.stop(order.name)
+                case PullOrder():
+                    self._in_background(self._pull(order))
         return sends
 
     def health(self) -> Health:
@@ -103,7 +109,7 @@ class ModelManagerActor(CoreObserver):
         task.add_done_callback(raise_error)
 
     async def _scan(self) -> None:
-        entries = await asyncio.to_thread(self._catalog.scan)
+        entries = await asyncio.to_thread(self._catalog.scan, tuple(self._pulls.names))
         self._core.on_catalog(entries, time.monotonic())
         self._wake()
 
@@ -112,3 +118,11 @@ class ModelManagerActor(CoreObserver):
             planned = await asyncio.to_thread(self._plans.plan, entry, self._device_bytes)
         self._core.on_planned(entry, planned.bytes, planned.reason, time.monotonic())
         self._wake()
+
+    async def _pull(self, order: PullOrder) -> None:
+        def send(progress: PullProgress) -> None:
+            self._core.on_pulled(order.client, progress)
+            self._wake()
+
+        await self._pulls.fetch(order.rid, order.name, send)
+        await self._scan()

@@ -162,6 +162,9 @@ class ManagerCore(Core):
         for name, use in listed.items():
             if self.uses.get((client, name)) is None:
                 self._add_use((client, name), use, None, now)
+                added = self.uses.get((client, name))
+                if added is not None and added.model is not None:
+                    added.renewed = now < added.model.in_doubt_until
 
     def _drop_use(self, key: UseKey, now: float) -> None:
         use = self.uses.remove(key)
@@ -319,7 +322,8 @@ class ManagerCore(Core):
             model = use.model
             if model is None or not self.uses.is_waiting(use) or self._draining:
                 continue
-            if model.state == "ready" and not (self._first is not None and model.leaving):
+            if model.state == "ready" and (
+                    use.renewed or self._first is None or not model.leaving):
                 self._grant(use, model, now)
             elif (self._first is None and model.state != "loading"
                   and not self._start(use, model, now)):
@@ -405,9 +409,10 @@ class ManagerCore(Core):
     def _report_progress(self, now: float) -> None:
         for use in self.uses.waiting:
             shown = self._progress_of(use)
-            if use.key[0] != ON_START and use.model is not None and (
-                    shown != use.shown or now >= use.shown_at + KEEP_USES_SECONDS):
-                use.shown, use.shown_at = shown, now
+            if shown == use.shown and now < use.shown_at + KEEP_USES_SECONDS:
+                continue
+            use.shown, use.shown_at = shown, now
+            if use.key[0] != ON_START and use.model is not None:
                 self._sends.append(Send(CLIENT, UseProgress(use.use.id, use.model.name, *shown),
                                         use.key[0]))
 

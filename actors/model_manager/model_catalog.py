@@ -7,7 +7,7 @@ import hashlib
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,18 +69,18 @@ class ModelCatalog:
                 raise
             LOG.error("%s", error)
 
-    def scan(self) -> list[CatalogEntry]:
+    def scan(self, pulled: Sequence[str] = ()) -> list[CatalogEntry]:
         """The models that are there now: those of the file in its order, then those of the folder
-        by name. A name that both have is the file's."""
+        by name, then `pulled`, names of models. What a name means, the first of them says."""
         entries = [self._completed(entry) for entry in self._tables]
         names = {name for entry in entries for name in entry.names}
-        for name, path in self._in_folder():
+        for name, model in (*self._in_folder(), *zip(pulled, pulled, strict=True)):
             if name not in names:
-                entries.append(self._completed(self.entry_of(name, path)))
+                names.add(name)
+                entries.append(self._completed(self._without_table(name, model)))
         return entries
 
-    def entry_of(self, name: str, model: str) -> CatalogEntry:
-        """A model without a table."""
+    def _without_table(self, name: str, model: str) -> CatalogEntry:
         own = engine_config(self._config, name, (), model, self._engine_of)
         return CatalogEntry((name,), own,
                             keep_alive=parse_keep_alive(self._config.models.keep_alive))

@@ -26,6 +26,8 @@ class UseRecord:
         self.model: ModelRecord | None = None
         """None = its name is looked for in a fresh catalog."""
         self.granted = False
+        self.renewed = False
+        """An earlier manager may have granted it: its client has requests under way."""
         self.shown: tuple[ModelState, str] | None = None
         """The last progress that its client got, and when."""
         self.shown_at = 0.0

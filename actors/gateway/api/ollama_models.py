@@ -21,7 +21,7 @@ from actorium.actors.gateway.parsers.thoughts import NONE
 from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.gateway.served_model import LATEST, ServedModel
 from actorium.actors.model_manager.manager_messages import ServedModelInfo
-from actorium.actors.models.model_facts import ModelFacts, model_facts
+from actorium.actors.models.model_facts import CheckpointFacts, model_facts
 from actorium.actors.runtime.worker_info import read_info
 
 API_VERSION = "0.13.0"
@@ -86,7 +86,7 @@ class OllamaModels:
 
     def __init__(self, engine: ServedEngine) -> None:
         self._engine = engine
-        self._facts: ModelFacts | None = None
+        self._facts: CheckpointFacts | None = None
 
     async def served(self) -> list[ServedModelInfo]:
         """Returns the models that are served. Raises `ActoriumError`."""
@@ -101,13 +101,13 @@ class OllamaModels:
             parameters=facts.parameters, context_length=model.max_model_len,
             run_dir=str(self._engine.run_dir), keep_alive=FOR_GOOD)]
 
-    async def _model_facts(self, model: ServedModel) -> ModelFacts:
+    async def _model_facts(self, model: ServedModel) -> CheckpointFacts:
         if self._facts is None:
             try:
                 path = Path(model.info["model_path"])
                 self._facts = await asyncio.to_thread(model_facts, path)
             except (ActoriumError, OSError):  # the engine is on another machine, say
-                self._facts = ModelFacts()
+                self._facts = CheckpointFacts()
         return self._facts
 
     async def tags(self, http: HttpRequest) -> Response:
