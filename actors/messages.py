@@ -217,6 +217,8 @@ class Tokenize(Message):
     continue_final_message: bool = False
     truncate_prompt_tokens: Truncation | None = None
     media: MediaKeys = []
+    parse_special: bool = True
+    """False = where `text` writes a special token, it is encoded as the characters that it has."""
 
 
 class Detokenize(Message):

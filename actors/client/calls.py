@@ -288,12 +288,14 @@ class ClientCalls:
     # --- questions ----------------------------------------------------------------------------
 
     async def tokenize(self, text: str, add_special_tokens: bool = True,
-                       timeout: float | None = None) -> list[int]:
-        """Returns the token ids of `text`."""
+                       timeout: float | None = None, parse_special: bool = True) -> list[int]:
+        """Returns the token ids of `text`. parse_special: False = special tokens that it writes are
+        text like any other."""
         if not isinstance(text, str):
             raise InvalidRequest(f"text: must be a string, got {type(text).__name__}", "text")
         answer = await self._session.call(
-            TOKENIZER, lambda rid: Tokenize(rid, text, add_special_tokens), timeout)
+            TOKENIZER, lambda rid: Tokenize(rid, text, add_special_tokens,
+                                            parse_special=parse_special), timeout)
         return array("i", answer.tokens).tolist()
 
     async def tokenize_chat(self, messages: list[Any], template_args: dict[str, Any] | None = None,

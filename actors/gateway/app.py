@@ -14,6 +14,7 @@ from actorium.actors.gateway.api import (
     engine_routes,
     inference,
     model_routes,
+    ollama_models,
     responses,
     scoring,
     sglang,
@@ -24,6 +25,8 @@ from actorium.actors.gateway.api.anthropic_messages import MessagesTurn
 from actorium.actors.gateway.api.chat_completions import ChatTurn
 from actorium.actors.gateway.api.completions import CompletionsTurn
 from actorium.actors.gateway.api.inference import InferenceTurn
+from actorium.actors.gateway.api.ollama import OllamaChatTurn, OllamaGenerateTurn
+from actorium.actors.gateway.api.ollama_models import OllamaModels
 from actorium.actors.gateway.api.sglang import GenerateTurn
 from actorium.actors.gateway.gateway_state import GatewayState
 from actorium.actors.gateway.http.guard import Guard
@@ -56,6 +59,7 @@ def whole_path(route: Route) -> Route:
 def handlers_of(gateway: GatewayState) -> dict[str, Handler]:
     """Returns the handlers by the routes' names."""
     several = gateway.models is not None
+    ollama = OllamaModels(gateway)
     return {
         "page": documents.load(documents.PLAYGROUND).serve,
         "status": documents.load(documents.STATUS).serve,
@@ -91,6 +95,16 @@ def handlers_of(gateway: GatewayState) -> dict[str, Handler]:
         "is_scaling": engine_routes.is_scaling,
         "scale": engine_routes.scale,
         "version": engine_routes.version,
+        "ollama_chat": OllamaChatTurn.handle,
+        "ollama_generate": OllamaGenerateTurn.handle,
+        "ollama_tags": ollama.tags,
+        "ollama_ps": ollama.running,
+        "ollama_show": ollama.show,
+        "ollama_version": ollama_models.version,
+        "ollama_pull": ollama.pull,
+        "ollama_embed": ollama_models.embed,
+        "ollama_delete": ollama_models.delete,
+        "ollama_make": ollama_models.make,
         "health": engine_routes.health,
         "openapi": OpenApi(gateway.settings).serve,
         "probe": engine_routes.probe,

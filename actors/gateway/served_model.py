@@ -6,15 +6,20 @@ import asyncio
 from pathlib import PurePath
 from typing import Any
 
+import msgspec
+
 from actorium.actors.config.retention import TOKEN_TEXTS
 from actorium.actors.config.tree import Config
 from actorium.actors.detokenizer.incremental import byte_of_char
 from actorium.actors.gateway.parsers.parser_factory import ModelTemplates, ParserFactory
 from actorium.actors.models import model_dir
+from actorium.actors.models.fim_tokens import FimTokens
 from actorium.actors.models.model_names import repository_of
 
 DEFAULT = "default"
 """What clients of single-model engines write where a name is required."""
+LATEST = ":latest"
+"""The tag that Ollama's clients add to a name without one."""
 
 
 class ModelNames:
@@ -34,7 +39,8 @@ class ModelNames:
     def known(self, name: str | None) -> bool:
         """Returns whether a request for this model name is served. No name, or an empty one, means
         any."""
-        return not name or name.rstrip("/") in self._known
+        return not name or any(one.rstrip("/") in self._known
+                               for one in (name, name.removesuffix(LATEST)))
 
 
 class ServedModel:
@@ -50,6 +56,8 @@ class ServedModel:
                                      self.templates, config.model.default_chat_template_kwargs)
         self.name: str = info["model"]
         self.max_model_len: int = info["max_model_len"]
+        self.fim: FimTokens | None = msgspec.convert(info.get("fim_tokens"), FimTokens | None)
+        """Tokens for filling in the middle; None = the model has none."""
         self.thought_end: list[int] = []
         """Token ids of the mark that ends reasoning; none where the model does not reason."""
 

@@ -156,6 +156,8 @@ class ServedModelInfo(Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """Class in its config.json; empty = not known yet."""
     family: Short = ""
     """`model_type` of its config.json, or GGUF's general.architecture."""
+    format: Short = ""
+    """gguf | safetensors; empty = not known yet."""
     quantization: Short = ""
     """As its files say: Q4_K_M, fp8, bfloat16."""
     parameters: Bytes = 0

@@ -17,6 +17,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from actorium.actors.errors import shown
+from actorium.actors.models.fim_tokens import GGUF_NAMES, KEY, TEXTS
 from actorium.actors.models.gguf_file import GgufFile
 from actorium.actors.models.gguf_pre import PRE_TOKENIZERS, PreTokenizer
 
@@ -30,18 +31,10 @@ END_TOKENS = frozenset((
     "<|calls|>", "</s>", "<eos>", "<turn|>", "<|tool_response>", "[e~[",
     "<\uff5cend\u2581of\u2581sentence\uff5c>", "<end_of_utterance>",
     # Of code that is filled in: the end of a file, and the beginning of another one.
-    "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|fim_repo|>", "<|repo_name|>",
-    "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
+    *TEXTS["padding"], *TEXTS["repository"], *TEXTS["file"],
 ))
 """Tokens that end an answer, whatever the metadata says."""
-FILL_TOKENS = frozenset((
-    "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<\uff5cfim\u2581begin\uff5c>", "<PRE>",
-    "\u2581<PRE>", "<|code_prefix|>", "<|prefix|>",
-    "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<\uff5cfim\u2581hole\uff5c>", "<SUF>",
-    "\u2581<SUF>", "<|code_suffix|>", "<|suffix|>",
-    "<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<\uff5cfim\u2581end\uff5c>", "<MID>",
-    "\u2581<MID>", "<|code_middle|>", "<|middle|>",
-))
+FILL_TOKENS = frozenset(TEXTS["prefix"] + TEXTS["suffix"] + TEXTS["middle"])
 """Tokens that say where code is to be filled in: control tokens, too."""
 NOT_ENDS = {
     # The end of one message of several, in vocabularies that have another end of the last one.
@@ -135,6 +128,9 @@ def tokenizer_config(file: GgufFile) -> dict[str, Any]:
         key = f"tokenizer.ggml.{own}_token_id"
         if key in file and (token := file.number(key)) < len(texts):
             settings[name] = texts[token]
+    settings[KEY] = {kind: texts[token] for kind, own in GGUF_NAMES.items()
+                     if (key := f"tokenizer.ggml.{own}_token_id") in file
+                     and (token := file.number(key)) < len(texts)}
     keys = {"default": TEMPLATE}
     if f"{TEMPLATE}s" in file:
         keys |= {name: f"{TEMPLATE}.{name}"

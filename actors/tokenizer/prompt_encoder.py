@@ -101,10 +101,13 @@ class PromptEncoder:
 
     def _tokenized(self, message: Tokenize, render: Callable[[PromptRequest], str]
                    ) -> EncodedPrompt:
-        if message.messages is None:
+        if message.messages is not None:
+            prompt = self._encoded(message, render(message), False, "messages")
+        elif message.parse_special:
             prompt = self._encoded(message, message.text, message.add_special_tokens, "text")
         else:
-            prompt = self._encoded(message, render(message), False, "messages")
+            prompt = EncodedPrompt(self._model.encode(
+                message.text, message.add_special_tokens, "text", literal=True), [])
         return prompt.last(self._keep(message, 1))
 
     def _checked(self, message: Generate, render: Callable[[PromptRequest], str]) -> EncodedPrompt:

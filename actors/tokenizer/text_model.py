@@ -18,6 +18,7 @@ from actorium.actors.errors import ContextOverflow, InvalidRequest
 from actorium.actors.media.prompt_media import open_prompt_media
 from actorium.actors.messages import MAX_CLIENT_MESSAGE_BYTES, MAX_TURNS
 from actorium.actors.models import model_dir as models
+from actorium.actors.models.fim_tokens import KEY, FimTokens, fim_tokens
 from actorium.actors.structured.grammar_validator import GrammarValidator
 from actorium.actors.tokenizer import chat_template as chat
 from actorium.actors.tokenizer.defaults import ModelFacts
@@ -41,12 +42,20 @@ class TextModel:
         generation = models.sampling_defaults(self.path, config.model.generation_config,
                                               config.model.override_generation_config)
         self._tokenizer: Tokenizer | None = None
+        self._literal_tokenizer: Tokenizer | None = None
+        self._special_ids: frozenset[int] = frozenset()
+        self.fim: FimTokens | None = None
         self._templates = chat.ChatTemplates({}, {})
         size = models.vocab_size(self._json)
         eos = models.known_eos_ids(self.path, self._json, generation, size)
         if not config.model.skip_tokenizer:
             self._tokenizer = load_tokenizer(self.path)
+            self._special_ids = frozenset(
+                i for i, token in self._tokenizer.get_added_tokens_decoder().items()
+                if token.special)
             self._templates = chat.load(self.path, config.model.chat_template)
+            settings = models.read_json(self.path / "tokenizer_config.json", optional=True)
+            self.fim = fim_tokens(self._tokenizer.token_to_id, settings.get(KEY))
             eos = self._with_tokenizer_eos(eos, size)
         self.facts = ModelFacts(
             vocab_size=size,
@@ -74,8 +83,10 @@ class TextModel:
                                  "only token ids are taken", field)
         return self._tokenizer
 
-    def encode(self, text: str, special: bool, field: str, limit: int | None = None) -> array[int]:
-        """Returns the token ids of `text`, i4.
+    def encode(self, text: str, special: bool, field: str, limit: int | None = None,
+               literal: bool = False) -> array[int]:
+        """Returns the token ids of `text`, i4. literal: special tokens that the text writes are
+        text like any other.
 
         With a `limit`, a text that is too long is refused by the count of a prefix, so that the
         time spent is bounded by the context, not by the text. Raises `InvalidRequest`,
@@ -84,11 +95,24 @@ class TextModel:
         tokenizer = self._need_tokenizer(field)
         if limit is not None:
             self._refuse_long(tokenizer, text, field, limit)
+        if literal:
+            tokenizer = self._literal(tokenizer, text)
         try:
             return array("i", _encode(tokenizer, text, special))
         except OverflowError:
             raise InvalidRequest(f"{field}: the tokenizer gives ids outside the vocabulary of "
                                  f"{self.facts.vocab_size}", field) from None
+
+    def _literal(self, tokenizer: Tokenizer, text: str) -> Tokenizer:
+        """Returns a tokenizer to which special tokens in a text are text: the same one, unless the
+        text has some."""
+        if self._special_ids.isdisjoint(_encode(tokenizer, text, False)):
+            return tokenizer
+        if self._literal_tokenizer is None:
+            # Another one: the switch cannot be turned while a thread encodes.
+            self._literal_tokenizer = load_tokenizer(self.path)
+            self._literal_tokenizer.encode_special_tokens = True
+        return self._literal_tokenizer
 
     def encode_all(self, texts: list[str], field: str) -> list[list[int]]:
         """Returns the token ids of each text, without special tokens. Raises `InvalidRequest`
@@ -156,6 +180,7 @@ class TextModel:
             "dtype": model.dtype if model.dtype != "auto" else _dtype(self._json),
             "eos_ids": list(self.facts.eos_ids),
             "has_tokenizer": self._tokenizer is not None,
+            "fim_tokens": self.fim,
             **self._templates.info(),
             "media": None if self.media is None else self.media.info(),
             "generation_defaults": self.facts.generation,

@@ -18,7 +18,9 @@ from actorium.actors.gateway.answer_events import (
 )
 from actorium.actors.gateway.api import answers
 from actorium.actors.gateway.api.answers import ApiObject, CompletionUsage, PromptLogprobs
+from actorium.actors.gateway.api.fill_in_middle import fill_in_middle
 from actorium.actors.gateway.api.sampling_fields import (
+    MAX_PROMPTS,
     SamplingFields,
     check_ids,
     format_field,
@@ -33,7 +35,6 @@ from actorium.actors.gateway.http.replies import sse_event
 from actorium.actors.gateway.served_model import AnyTokenTexts, ServedModel, TokenIdTexts
 from actorium.actors.messages import TokenLogprob
 
-MAX_PROMPTS = 256
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default; a chat goes on to the end of the context."""
 
@@ -45,6 +46,7 @@ class CompletionBody(SamplingFields, kw_only=True):
     echo: bool = False
     logprobs: int | None = None
     suffix: str | None = None
+    """The completion is the text between the prompt and this, where the model has tokens for it."""
     add_special_tokens: bool = True
     return_prompt_token_ids: bool = False
 
@@ -85,7 +87,11 @@ class CompletionBody(SamplingFields, kw_only=True):
     def check(self) -> None:
         """Raises `HttpError` for unsupported fields."""
         if self.suffix:
-            raise bad_field("suffix", "not supported")
+            for name in ("truncate_prompt_tokens", "prompt_logprobs"):
+                if getattr(self, name) is not None:
+                    raise bad_field(name, "not together with suffix")
+            if not self.add_special_tokens:
+                raise bad_field("add_special_tokens", "not together with suffix")
         if self.thinking_token_budget is not None:
             raise bad_field("thinking_token_budget", "only with messages")
         if self.stream and self.prompt_logprobs is not None:
@@ -139,6 +145,7 @@ class CompletionsTurn(HttpTurn):
             else self.engine.token_texts
         self._prompts = body.prompts(model.max_model_len)
         self._prompt_ids: list[list[int]] = []
+        self._infill_ends: list[int] = []
         self._prompt_texts: list[str] = []
         """Each prompt's, where the answer has them."""
         self._offsets: dict[int, int] = {}
@@ -160,10 +167,12 @@ class CompletionsTurn(HttpTurn):
     async def requests(self) -> list[Request]:
         body = self.body
         echoed = body.logprobs if body.echo else None
-        more = {} if echoed is None else {"prompt_logprobs": echoed}
+        more: dict[str, Any] = {} if echoed is None else {"prompt_logprobs": echoed}
+        await self._look_up_prompts()
+        if self._infill_ends and not body.ignore_eos:
+            more["stop_token_ids"] = [*(body.stop_token_ids or ()), *self._infill_ends]
         params = sampling(body, body.alternatives(), structured=structured_of(body),
                           max_tokens=1 if self._prompt_only else body.max_new_tokens, **more)
-        await self._look_up_prompts()
         return [request_for(body, params, self.call.tenant, prompt=prompt)
                 for prompt in self._prompt_ids or self._prompts]
 
@@ -172,7 +181,13 @@ class CompletionsTurn(HttpTurn):
         wants_ids = (body.wants_prompt_ids or body.cuts_right
                      or (body.echo and body.logprobs is not None))
         for prompt in self._prompts:
-            if wants_ids or not body.add_special_tokens:
+            if body.suffix:
+                if isinstance(prompt, list):
+                    raise bad_field("suffix", "only with prompts that are texts")
+                infill = await fill_in_middle(self.engine, self.model, prompt, body.suffix)
+                self._prompt_ids.append(infill.ids)
+                self._infill_ends = infill.stop_token_ids
+            elif wants_ids or not body.add_special_tokens:
                 ids = prompt if isinstance(prompt, list) \
                     else await client.tokenize(prompt, body.add_special_tokens)
                 self._prompt_ids.append(body.truncated(

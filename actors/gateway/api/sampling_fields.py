@@ -27,6 +27,8 @@ from actorium.actors.messages import MAX_TURNS
 from actorium.actors.params import MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams, Structured
 
 _TOKEN = re.compile(r"[0-9]{1,10}")
+MAX_PROMPTS = 256
+"""Prompts of one request."""
 SEED_MASK = (1 << 63) - 1
 LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "n_predict")
 """The names of the limit of a completion in all bodies, the first that is given counts."""

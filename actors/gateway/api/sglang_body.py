@@ -10,8 +10,12 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from actorium.actors.gateway.api.completions import MAX_PROMPTS
-from actorium.actors.gateway.api.sampling_fields import Unsupported, check_ids, unsupported_in
+from actorium.actors.gateway.api.sampling_fields import (
+    MAX_PROMPTS,
+    Unsupported,
+    check_ids,
+    unsupported_in,
+)
 from actorium.actors.gateway.http.http_errors import HttpError, bad_field
 from actorium.actors.params import MAX_LOGPROBS, SamplingParams, Structured
 

@@ -11,9 +11,8 @@ from starlette.responses import Response
 from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.client.requests import Request
 from actorium.actors.gateway.api.chat_body import ChatBody, MessageParam, check_prefixes
-from actorium.actors.gateway.api.completions import MAX_PROMPTS
 from actorium.actors.gateway.api.offered_tools import OfferedTool
-from actorium.actors.gateway.api.sampling_fields import check_ids
+from actorium.actors.gateway.api.sampling_fields import MAX_PROMPTS, check_ids
 from actorium.actors.gateway.engine_call import call_of
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import bad_field
@@ -118,7 +117,7 @@ async def tokenize(http: HttpRequest) -> Response:
     if body.messages is not None:
         columns = [await prompt_ids(engine.client, body.chat())]
         if body.add_special_tokens:
-            before, after = await _special(engine.client)
+            before, after = await special_around(engine.client)
             columns = [[*before, *columns[0], *after]]
     else:
         columns = [await engine.client.tokenize(text, body.special) for text in body.texts()]
@@ -130,8 +129,8 @@ async def tokenize(http: HttpRequest) -> Response:
     return JsonReply(await _answer(engine, body, columns))
 
 
-async def _special(client: AsyncClient) -> tuple[list[int], list[int]]:
-    """Returns what the tokenizer puts before and after a text."""
+async def special_around(client: AsyncClient) -> tuple[list[int], list[int]]:
+    """Returns the tokens that the tokenizer puts before and after a text."""
     bare = await client.tokenize("a", False)
     full = await client.tokenize("a", True)
     at = next((i for i in range(len(full)) if full[i:i + len(bare)] == bare), len(full))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.types import Message, Send
 
 from actorium.actors.gateway.chosen_engine import COMMENTS_ONLY
-from actorium.actors.gateway.http.replies import SSE_HEADERS, comment
+from actorium.actors.gateway.http.replies import SSE, comment
 from actorium.actors.runtime.http.connection_records import ConnectionRecord
 
 
@@ -69,7 +69,7 @@ class AnswerSender:
             self._record.position = COMMENTS_ONLY
         if not self.only_comments:
             await self({"type": "http.response.start", "status": 200,
-                        "headers": list(SSE_HEADERS)})
+                        "headers": SSE.headers})
             self.only_comments = True
         await self({"type": "http.response.body", "body": comment(text), "more_body": True})
 

@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, tra
 from actorium.actors.config.tree import Config, ModelConfig
 from actorium.actors.detokenizer.incremental import ByteFallbackDecoder, ByteLevelDecoder, make
 from actorium.actors.errors import BadModel
+from actorium.actors.models.fim_tokens import FimTokens
 from actorium.actors.models.gguf_pre import PRE_TOKENIZERS
 from actorium.actors.models.model_dir import eos_ids, generation_defaults, read_config, resolve
 from actorium.actors.tokenizer.chat_template import load as load_template
@@ -63,6 +64,8 @@ def write(path: Path, tokens: list[str], types: list[int], **fields: Any) -> Non
     writer.add_tokenizer_model(fields.pop("model"))
     writer.add_token_list(tokens)
     writer.add_token_types(types)
+    for key, number in fields.pop("numbers", {}).items():
+        writer.add_uint32(f"tokenizer.ggml.{key}", number)
     for name, value in fields.items():
         getattr(writer, name)(value)
     writer.add_tensor("token_embd.weight", np.zeros((len(tokens), 32), np.float32))
@@ -180,6 +183,15 @@ def test_ends_templates_and_defaults(tmp_path: Path) -> None:
     assert template is not None and template.source == CHAT
     assert template.special["eos_token"] == "<|im_end|>"
     assert generation_defaults(folder) == {"temperature": 0.5, "top_k": 7}
+
+
+def test_tokens_for_filling_in_are_those_that_the_file_names(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    written(path, byte_level("qwen2"), "qwen2", numbers={
+        "fim_pre_token_id": 1, "fim_suf_token_id": 2, "fim_mid_token_id": 4, "fim_sep_token_id": 5})
+    model = TextModel(Config(model=ModelConfig(model=str(path))))
+    assert model.fim == FimTokens(prefix=1, suffix=2, middle=4, file=5)
+    assert model.info()["fim_tokens"].ends == [5]
 
 
 def test_named_templates(tmp_path: Path) -> None:

@@ -304,6 +304,8 @@ def test_seeds(model: Path, core: TokenizerCore) -> None:
 def test_the_other_questions(core: TokenizerCore) -> None:
     ids = byte_level().encode("día €<eos>").ids
     assert ask(core, Tokenize("t", "día €<eos>")) == [Tokenized("t", i4(ids))]
+    literal = ask(core, Tokenize("t", "día €<eos>", parse_special=False))
+    assert literal == [Tokenized("t", i4([*ids[:-1], *b"<eos>"]))], "an added token stays one"
     assert ask(core, Detokenize("d", i4(ids))) == [Detokenized("d", "día €<eos>")]
     assert ask(core, Detokenize("d", i4(ids), True)) == [Detokenized("d", "día €")]
     assert rejected(ask(core, Detokenize("d", i4([999])))).param == "tokens"
