@@ -75,9 +75,10 @@ class WatchdogCore(Core):
         self._needs_worker: bool | None = None
         """As the scheduler has said last: False while the engine sleeps at level 2; None = it has
         said nothing yet."""
-        self._ordered: set[tuple[str, int]] = set()
-        """(role, epoch) of the ranks of the worker that were released, or started again, and have
-        not obeyed yet."""
+        self._released: set[tuple[str, int]] = set()
+        """(role, epoch) of ranks of the worker that were ordered to end."""
+        self._spawned = 0
+        """Epoch of the worker that was ordered to start last, since the engine woke."""
         self._answered = 0
 
     # --- what comes in ---
@@ -209,14 +210,15 @@ class WatchdogCore(Core):
             return
         if not self._needs_worker:
             for actor in ranks:
-                if actor.phase not in ENDED and (actor.role, actor.epoch) not in self._ordered:
-                    self._ordered.add((actor.role, actor.epoch))
+                if actor.phase not in ENDED and (actor.role, actor.epoch) not in self._released:
+                    self._released.add((actor.role, actor.epoch))
                     self._sends.append(Send(LAUNCHER, Release(actor.role, actor.pid)))
         elif ranks and all(actor.phase in ENDED for actor in ranks) and any(
                 actor.phase == RELEASED for actor in ranks):
             epoch = max(actor.epoch for actor in ranks) + 1
-            if (WORKER, epoch) not in self._ordered:
-                self._ordered = {(WORKER, epoch)}
+            if epoch > self._spawned:
+                self._spawned = epoch
+                self._released.clear()
                 self._sends.append(Send(LAUNCHER, Spawn(WORKER, epoch)))
 
     def _report_recovered(self, now: float) -> None:

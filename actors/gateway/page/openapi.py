@@ -27,7 +27,7 @@ from actorium.actors.gateway.api.sampling_fields import UNSUPPORTED, unsupported
 from actorium.actors.gateway.api.scoring import RerankBody, ScoreBody
 from actorium.actors.gateway.api.sglang import AbortBody
 from actorium.actors.gateway.api.sglang_body import GenerateBody
-from actorium.actors.gateway.api.sleep import OccupationBody, PauseBody
+from actorium.actors.gateway.api.sleep_routes import OccupationBody, PauseBody
 from actorium.actors.gateway.api.tokens import DetokenizeBody, TokenizeBody
 from actorium.actors.gateway.http.api_keys import Keys
 from actorium.actors.gateway.http.replies import JsonReply

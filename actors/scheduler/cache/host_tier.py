@@ -83,6 +83,8 @@ class HostTier(TreeObserver):
         self.disk: DiskBooks | None
         if before is not None and before._worker == worker.epoch:
             self.slots, self.disk = before.slots, before.disk
+            self.stored, self.unstored = before.stored, before.unstored
+            self.hits, self.corrupt = before.hits, before.corrupt
         else:
             self.slots = TierSlots(worker.host_pages, bool(worker.disk))
             self.disk = DiskBooks(self.slots, epoch, ranks, worker.disk) if worker.disk else None

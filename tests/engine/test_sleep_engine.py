@@ -1,0 +1,174 @@
+"""Engines that sleep, are paused, and lose actors meanwhile: every token is as without, and what
+was ordered stands."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers_deepseek import add_mtp
+from helpers_hybrid import DENSE, write_hybrid
+from helpers_served import Served, serving
+
+from actorium import Engine, SamplingParams
+from actorium.actors.client.client import Client
+from actorium.actors.messages import ActorStatus
+
+NEW = 300
+PROMPTS = [[(7 * i + n) % 199 for i in range(n)] for n in (3, 40, 131)]
+EACH = [SamplingParams(max_tokens=NEW, ignore_eos=True, logprobs=0, **how) for how in (
+    {"temperature": 0}, {"temperature": 0.9, "seed": 5}, {"temperature": 0})]
+SHORT = SamplingParams(max_tokens=20, ignore_eos=True, seed=3)
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(dir="/tmp", prefix="act"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def told(completions: list[Any]) -> list[Any]:
+    return [(list(c.token_ids), [entry.logprob for entry in c.logprobs]) for c in completions]
+
+
+def actor(client: Client, role: str) -> ActorStatus:
+    return next(own for own in client.status().actors if own.role == role)
+
+
+def eventually(true: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until, what
+        time.sleep(0.005)
+
+
+class Asked:
+    """A call by a client of its own, on a thread."""
+
+    def __init__(self, engine: Engine, call: Callable[[Client], Any]) -> None:
+        self.answer: Any = None
+        self._client = Client(engine.name)
+        self._thread = threading.Thread(target=self._run, args=(call,), daemon=True)
+        self._thread.start()
+
+    def _run(self, call: Callable[[Client], Any]) -> None:
+        try:
+            self.answer = call(self._client)
+        except BaseException as error:
+            self.answer = error
+
+    def result(self) -> Any:
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        self._client.close()
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+    @property
+    def waits(self) -> bool:
+        return self._thread.is_alive()
+
+
+@pytest.mark.parametrize("speculative", ["mtp:2,fixed", pytest.param("off", marks=pytest.mark.slow)])
+def test_answers_go_on_through_pauses_and_sleeps(base: Path, speculative: str) -> None:
+    """A hybrid with recurrent layers, an MTP layer and a tier on the host: what is paused, slept
+    through at both levels, or computed again has the same tokens and log-probabilities."""
+    add_mtp(base, write_hybrid(base, DENSE, 5, torch.bfloat16, mtp_num_hidden_layers=1, head_dim=32,
+                               layer_types=["linear_attention", "full_attention"] * 2,
+                               num_hidden_layers=4))
+    with Engine(base, skip_tokenizer=True, device="cpu", threads=2, exact="on",
+                max_num_seqs=4, speculative=speculative, host_cache=32 << 20) as engine:
+        client = engine.client
+        want = told(client.generate(PROMPTS, EACH))
+        client.flush_cache()
+        running = Asked(engine, lambda c: c.generate(PROMPTS, EACH))
+        eventually(lambda: actor(client, "scheduler").gauges["running"] > 0, "it never runs")
+        client.pause("keep")
+        assert client.is_paused() and running.waits
+        held = actor(client, "scheduler").gauges["running"]
+        assert held > 0, "they keep their places"
+        client.resume()
+        client.pause("retract", clear_cache=True)
+        client.resume()
+        assert client.sleep(1, "keep") == {"sleeping": 1, "paused": False, "cache_kept": True}
+        eventually(lambda: actor(client, "worker-0").phase == "sleeping", "no heartbeat says so")
+        pid = actor(client, "worker-0").pid
+        assert client.is_sleeping() and client.status().ready and running.waits
+        client.wake_up()
+        assert actor(client, "worker-0").pid == pid
+        client.sleep(2, "keep")
+        assert not Path(f"/proc/{pid}").exists()
+        assert running.waits, "it was over too early to show anything"
+        client.wake_up()
+        assert told(running.result()) == want
+        worker = actor(client, "worker-0")
+        assert worker.epoch == 2 and worker.gauges["restarts"] == 0
+
+        client.flush_cache()
+        client.generate(PROMPTS[2], EACH[2])
+        client.sleep(1)
+        client.wake_up()
+        again = client.generate(PROMPTS[2], EACH[2])
+        assert told([again]) == want[2:] and again.usage.cached_tokens >= 64, "kept on the host"
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with serving(null_worker=True) as own:
+        yield own
+
+
+def kill(client: Client, role: str) -> None:
+    before = actor(client, role)
+    os.kill(before.pid, signal.SIGKILL)
+    eventually(lambda: any(own.role == role and own.epoch > before.epoch and client.status().ready
+                           for own in client.status().actors), f"{role} does not come back")
+
+
+def test_what_was_ordered_outlives_every_actor(served: Served) -> None:
+    client = served.engine.client
+    want = client.generate([1, 2, 3], SHORT).token_ids
+    for level in (1, 2):
+        client.sleep(level)
+        held = Asked(served.engine, lambda c: c.generate([1, 2, 3], SHORT))
+        for role in ("scheduler", "watchdog", "gateway-0", "tokenizer", "detokenizer",
+                     *(["worker-0"] if level == 1 else [])):
+            kill(client, role)
+            assert client.is_sleeping(), role
+        if level == 2:
+            assert actor(client, "worker-0").phase == "released"
+        assert held.waits, "an explicit sleep holds requests back"
+        waking = Asked(served.engine, lambda c: c.wake_up())
+        os.kill(actor(client, "scheduler").pid, signal.SIGKILL)
+        waking.result()
+        assert held.result().token_ids == want and not client.is_sleeping()
+
+    client.pause()
+    held = Asked(served.engine, lambda c: c.generate([1, 2, 3], SHORT))
+    for role in ("scheduler", "worker-0", "watchdog"):
+        kill(client, role)
+        assert client.is_paused() and held.waits, role
+    client.resume()
+    assert held.result().token_ids == want
+    assert actor(client, "worker-0").gauges["restarts"] == 2, "a wake is none"
+
+
+def test_an_idle_engine_sleeps_and_the_next_request_wakes_it() -> None:
+    with Engine("", null_worker=True, sleep_after=0.2, sleep_level=2) as engine:
+        client = engine.client
+        want = client.generate([1, 2, 3], SHORT).token_ids
+        for _ in range(2):
+            eventually(client.is_sleeping, "it does not sleep")
+            eventually(lambda: actor(client, "worker-0").phase == "released", "its worker stays")
+            assert client.generate([1, 2, 3], SHORT).token_ids == want
