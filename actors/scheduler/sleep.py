@@ -171,6 +171,7 @@ class SleepControl:
         elif self._idle_since is None:
             self._idle_since = now
         elif now >= self._idle_since + self._after:
+            self._idle_since = None
             self._want(level=self._level, keeps=False, by_itself=True)
 
     def _at_rest(self, in_flight: bool, preempts: bool) -> bool:
