@@ -3,12 +3,14 @@ was ordered stands."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,14 @@ import pytest
 import torch
 from helpers_deepseek import add_mtp
 from helpers_hybrid import DENSE, write_hybrid
+from helpers_models import write_checkpoint
 from helpers_served import Served, serving
 
 from actorium import Engine, SamplingParams
 from actorium.actors.client.client import Client
+from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import ActorStatus
+from actorium.tools.cli import main
 
 NEW = 300
 PROMPTS = [[(7 * i + n) % 199 for i in range(n)] for n in (3, 40, 131)]
@@ -173,3 +178,51 @@ def test_an_idle_engine_sleeps_and_the_next_request_wakes_it() -> None:
             eventually(client.is_sleeping, "it does not sleep")
             eventually(lambda: actor(client, "worker-0").phase == "released", "its worker stays")
             assert client.generate([1, 2, 3], SHORT).token_ids == want
+
+
+@pytest.mark.slow  # one rank runs the same code, and `test_sleep.py` has the counting of ranks
+def test_ranks_sleep_and_wake_together(base: Path) -> None:
+    write_checkpoint(base, dtype=torch.bfloat16, head_dim=32)
+    with Engine(base, skip_tokenizer=True, device="cpu", threads=2, exact="on",
+                tensor_parallel_size=2) as engine:
+        client = engine.client
+        want = told(client.generate(PROMPTS, EACH))
+        for level in (1, 2, 1):
+            running = Asked(engine, lambda c: c.generate(PROMPTS, EACH))
+            eventually(lambda: actor(client, "scheduler").gauges["running"] > 0, "it never runs")
+            client.sleep(level, "keep")
+            assert running.waits, "it was over too early to show anything"
+            client.wake_up()
+            assert told(running.result()) == want
+        assert [actor(client, f"worker-{rank}").gauges["restarts"] for rank in (0, 1)] == [0, 0]
+
+
+def test_replicas_sleep_each_by_itself() -> None:
+    with Engine("", null_worker=True, replicas=2, sleep_after=0.2, sleep_level=2) as engine:
+        client = engine.client
+        want = client.generate([1, 2, 3], SHORT).token_ids
+        time.sleep(1.0)
+        assert client.generate([1, 2, 3], SHORT).token_ids == want and client.status().ready
+        with pytest.raises(InvalidRequest, match="a cluster's router cannot"):
+            client.sleep()
+
+
+def test_the_command_line(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    name = served.engine.name
+    assert main(["sleep", name, "--level", "2", "--json"]) == 0
+    assert main(["ps", "--json"]) == 0
+    assert main(["wake", name]) == 0
+    slept, *shown, woke = capsys.readouterr().out.splitlines()
+    assert json.loads(slept).items() >= {"level": 2, "cache_kept": False}.items()
+    phases = {row["role"]: row["phase"] for row in json.loads("".join(shown))
+              if row["name"] == name}
+    assert (phases["scheduler"], phases["worker-0"]) == ("sleeping", "released")
+    assert woke.startswith(f"engine {name!r} is awake after ")
+    assert main(["sleep", name, "--mode", "now"]) == 2
+    assert "--mode: must be one of wait, keep, abort" in capsys.readouterr().err
+
+    def health() -> Any:
+        with urllib.request.urlopen(f"{served.url}/health") as answer:
+            return json.load(answer)
+
+    eventually(lambda: health() == {"ready": True, "state": "running"}, "as heartbeats have it")
