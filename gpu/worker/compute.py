@@ -76,6 +76,7 @@ class ComputeThread:
         self._epoch = 0
         """Epoch of the scheduler that is served."""
         self._disk: DiskThreads | None = None
+        self._steps_trace: StepTrace | None = None
         self._unloaded = self._harvesting = False
         """The engine sleeps; the thread that waits for results runs."""
         self._adopted = False
@@ -133,7 +134,8 @@ class ComputeThread:
         from actorium.gpu.worker.timing import make_timer
 
         device = runner.arrays.device
-        timer = make_timer(device, self._trace())
+        self._steps_trace = self._steps_trace or self._trace()
+        timer = make_timer(device, self._steps_trace)
         if timer.waits and not self._harvesting:
             self._harvesting = True
             threading.Thread(target=self._run_guarded, args=(
