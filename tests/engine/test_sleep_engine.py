@@ -85,6 +85,17 @@ class Asked:
         return self._thread.is_alive()
 
 
+def begun(engine: Engine) -> Asked:
+    """The prompts, all of which have waited for each other and run now."""
+    client = engine.client
+    client.pause()
+    running = Asked(engine, lambda c: c.generate(PROMPTS, EACH))
+    eventually(lambda: actor(client, "scheduler").gauges["waiting"] == len(PROMPTS), "one is lost")
+    client.resume()
+    time.sleep(0.03)
+    return running
+
+
 @pytest.mark.parametrize("speculative", [
     "mtp:2,fixed", pytest.param("off", marks=pytest.mark.slow)])
 def test_answers_go_on_through_pauses_and_sleeps(base: Path, speculative: str) -> None:
@@ -98,12 +109,10 @@ def test_answers_go_on_through_pauses_and_sleeps(base: Path, speculative: str) -
         client = engine.client
         want = told(client.generate(PROMPTS, EACH))
         client.flush_cache()
-        running = Asked(engine, lambda c: c.generate(PROMPTS, EACH))
-        eventually(lambda: actor(client, "scheduler").gauges["running"] > 0, "it never runs")
+        running = begun(engine)
         client.pause("keep")
         assert client.is_paused() and running.waits
-        held = actor(client, "scheduler").gauges["running"]
-        assert held > 0, "they keep their places"
+        eventually(lambda: actor(client, "scheduler").gauges["running"] > 0, "none has its place")
         client.resume()
         client.pause("retract", clear_cache=True)
         client.resume()
@@ -188,8 +197,7 @@ def test_ranks_sleep_and_wake_together(base: Path) -> None:
         client = engine.client
         want = told(client.generate(PROMPTS, EACH))
         for level in (1, 2, 1):
-            running = Asked(engine, lambda c: c.generate(PROMPTS, EACH))
-            eventually(lambda: actor(client, "scheduler").gauges["running"] > 0, "it never runs")
+            running = begun(engine)
             client.sleep(level, "keep")
             assert running.waits, "it was over too early to show anything"
             client.wake_up()
@@ -197,6 +205,7 @@ def test_ranks_sleep_and_wake_together(base: Path) -> None:
         assert [actor(client, f"worker-{rank}").gauges["restarts"] for rank in (0, 1)] == [0, 0]
 
 
+@pytest.mark.slow  # three launchers and their actors
 def test_replicas_sleep_each_by_itself() -> None:
     with Engine("", null_worker=True, replicas=2, sleep_after=0.2, sleep_level=2) as engine:
         client = engine.client
