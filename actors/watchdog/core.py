@@ -143,6 +143,9 @@ class WatchdogCore(Core):
         if exited.released:
             actor.phase, actor.moved, actor.seen = RELEASED, now, now
             actor.detail = ""
+            # It holds no bytes any more; what it has counted stays.
+            actor.gauges = {name: value for name, value in actor.gauges.items()
+                            if name.startswith(("steps", "kernels"))}
             if self.supervisor is not None:
                 self.supervisor.on_released(actor.role, now)
             return

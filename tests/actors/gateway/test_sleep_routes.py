@@ -13,7 +13,7 @@ import pytest
 from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.errors import Aborted
 from actorium.actors.gateway.app import build_app
-from actorium.actors.gateway.served_engine import ServedEngine
+from actorium.actors.gateway.served_engine import ServedEngine, obstacle
 from actorium.actors.messages import ActorStatus, Status
 
 
@@ -117,6 +117,19 @@ def test_questions_and_health() -> None:
     client.phase = "drowsy"
     found = ask(client, "POST", "/wake_up")
     assert (found.status_code, found.json()["error"]["code"]) == (409, "aborted")
+
+
+@pytest.mark.parametrize(("scheduler", "worker", "waits"), [
+    ("sleeping", "released", False), ("sleeping", "sleeping", False), ("waking", "loading", False),
+    ("paused", "idle", False), ("idle", "loading", True), ("exited", "released", True)])
+def test_requests_pass_to_the_queue_of_an_engine_that_sleeps(scheduler: str, worker: str,
+                                                             waits: bool) -> None:
+    """Else none would ever wake it."""
+    status = Status("r", True, None, [
+        ActorStatus("e", role, 1, 1, phase, 0, 0.0, 0.0) for role, phase in (
+            ("scheduler", scheduler), ("worker-0", worker), ("tokenizer", "ready"),
+            ("detokenizer", "stepping"))])
+    assert bool(obstacle(status)) == waits
 
 
 @pytest.mark.parametrize("path", [

@@ -49,7 +49,11 @@ def test_the_worker_ends_at_level_2_and_starts_when_the_engine_wakes() -> None:
         pids = [10 * epoch, 10 * epoch + 1]
         assert orders(core, now) == [Release(*own) for own in zip(RANKS, pids, strict=True)]
         assert orders(core, now + 0.3) == [], "once"
+        core.on_message(msgspec.structs.replace(
+            beat("worker-0", "idle", epoch=epoch, pid=10 * epoch),
+            gauges={"steps": 7.0, "weights_bytes": 9.0, "weights_bytes_planned": 9.0}), now + 0.4)
         released(core, now + 0.5, epoch)
+        assert core.actors["worker-0"].known_gauges == {"steps": 7.0}, "it holds no bytes"
         core.on_message(rests(SLEEPING, 2), now + 0.6)
         assert orders(core, now + 0.6) == [] and core.ready
         assert judge(core, Config(), now + 0.6).ready
