@@ -50,8 +50,8 @@ FTYPES = {
     "Q5_K_M": 17, "Q5_K": 17, "Q6_K": 18, "IQ2_XXS": 19, "IQ2_XS": 20, "IQ3_XXS": 23, "IQ1_S": 24,
     "IQ4_NL": 25, "IQ3_S": 26, "IQ2_S": 29, "IQ4_XS": 30, "IQ1_M": 31, "TQ1_0": 36, "TQ2_0": 37,
     "MXFP4": 38}
-"""llama.cpp's numbers of file types (`llama_ftype`), by the type of most matrices: what it calls IQ2_S
-has them in IQ2_XS, IQ2_M (29) in IQ2_S."""
+"""llama.cpp's numbers of file types (`llama_ftype`), by the type of most matrices: what it calls
+IQ2_S has them in IQ2_XS, IQ2_M (29) in IQ2_S."""
 MIXTURES = [name for name in FTYPES if name.endswith(("K_S", "K_M", "K_L"))]
 """Those in which llama.cpp gives some matrices more bits than others."""
 TYPES = [name for name in FTYPES if name not in MIXTURES]
