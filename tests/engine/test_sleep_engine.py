@@ -3,8 +3,10 @@ was ordered stands."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import tempfile
@@ -234,3 +236,53 @@ def test_the_command_line(served: Served, capsys: pytest.CaptureFixture[str]) ->
             return json.load(answer)
 
     eventually(lambda: health() == {"ready": True, "state": "running"}, "as heartbeats have it")
+
+
+@pytest.mark.slow  # half a minute of random moments
+def test_orders_and_deaths_at_random_moments() -> None:
+    """Requests without end, while the engine is put to sleep and paused and its actors are killed,
+    also on the way: every answer is the one of a quiet engine, and every order is answered."""
+    chance = random.Random(1)
+    prompts = [[chance.randrange(3, 400) for _ in range(chance.randrange(3, 90))] for _ in range(6)]
+    params = [SamplingParams(max_tokens=chance.randrange(20, 200), ignore_eos=True, seed=number,
+                             temperature=0.8 * (number % 2)) for number in range(6)]
+    with Engine("", threads=2, exact="on", host_cache=16 << 20, max_restarts=1000,
+                max_num_seqs=4) as engine:
+        client = engine.client
+        want = [own.token_ids for own in client.generate(prompts, params)]
+        until, answers = time.monotonic() + 25, [0]
+
+        def ask(own: Client) -> None:
+            draw = random.Random(threading.get_ident())
+            while time.monotonic() < until:
+                number = draw.randrange(6)
+                found = own.generate(prompts[number], params[number]).token_ids
+                assert found == want[number], number
+                answers[0] += 1
+
+        def kill_one(*roles: str) -> None:
+            running = [own.pid for own in client.status().actors
+                       if own.role in roles and own.phase != "released"]
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(chance.choice(running), signal.SIGKILL)
+
+        asking = [Asked(engine, ask) for _ in range(4)]
+        while time.monotonic() < until:
+            what = chance.choice(["sleep", "sleep", "pause", "death"])
+            if what == "sleep":
+                how = chance.choice([1, 2]), chance.choice(["wait", "keep"])
+                order = Asked(engine, lambda own, how=how: own.sleep(*how))
+                if chance.random() < 0.5:
+                    time.sleep(0.3 * chance.random())
+                    kill_one("scheduler", "worker-0")
+                order.result()
+                client.wake_up()
+            elif what == "pause":
+                client.pause(chance.choice(["wait", "keep", "retract"]))
+                client.resume()
+            else:
+                kill_one("scheduler", "worker-0", "watchdog", "detokenizer")
+            time.sleep(0.5 * chance.random())
+        for own in asking:
+            own.result()
+        assert answers[0] > 20
