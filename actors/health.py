@@ -12,13 +12,17 @@ from typing import Any, NamedTuple
 
 from actorium.actors.messages import ActorStatus, Status
 
-RESTING = frozenset({"ready", "idle"})
+PAUSED, SLEEPING, WAKING = "paused", "sleeping", "waking"
+"""Phases of the scheduler; of the worker the second one."""
+RESTING = frozenset({"ready", "idle", PAUSED, SLEEPING})
 """Phases in which an actor has nothing to do."""
-READY_PHASES = RESTING | {"stepping"}
+READY_PHASES = RESTING | {"stepping", WAKING}
 WORKING_PHASES = READY_PHASES | {"draining"}
 """Phases in which accepted requests continue."""
 STARTING_PHASES = frozenset({"starting", "loading", "warming"})
-EXITED = "exited"
+EXITED, RELEASED = "exited", "released"
+"""Phases without a process: it has died; it has ended since the engine sleeps (at level 2)."""
+ENDED = frozenset({EXITED, RELEASED})
 SILENT, HUNG = "silent", "hung"
 """States of an actor whose heartbeats stay away, and of one that makes no progress."""
 ONE_REQUEST = "busy with one request"
@@ -33,6 +37,12 @@ def state_of(actor: ActorStatus) -> str:
     """The actor's phase; `SILENT` where it claims to work and its heartbeat is overdue."""
     overdue = actor.beat_age > SILENT_AFTER and actor.phase in WORKING_PHASES
     return SILENT if overdue else actor.phase
+
+
+def activity_of(actors: Iterable[ActorStatus]) -> str:
+    """What the engine does, in one word: running, or `PAUSED`, `SLEEPING` or `WAKING`."""
+    phase = next((actor.phase for actor in actors if actor.role == "scheduler"), "")
+    return phase if phase in (PAUSED, SLEEPING, WAKING) else "running"
 
 
 def not_at_work(actors: Iterable[ActorStatus], phases: Collection[str] = READY_PHASES) -> str:

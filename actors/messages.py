@@ -238,7 +238,31 @@ class FlushCache(Message):
     rid: Rid
 
 
-ToTokenizerFront = Generate | Abort | Resume | Tokenize | Detokenize | ServerInfo | FlushCache
+Order = Literal["sleep", "wake", "pause", "resume", "state"]
+"""Of whether the engine generates; "state" only asks."""
+SleepLevel = Annotated[int, Meta(ge=1, le=2)]
+"""1: the worker's process stays, without weights and pages; 2: it ends."""
+RunningMode = Literal["wait", "keep", "retract", "abort"]
+"""What becomes of the requests that run: they end first; they stop where they are, and go on later;
+they also give up their pages, and are computed again then; they are aborted."""
+
+
+class Control(Message):
+    """Puts the engine to sleep, wakes it, pauses it or lets it go on. Answered on the stream
+    (`Answer`) when that is reached, or another order has taken its place, by {"sleeping": level, 0
+    = awake, "paused": bool, "cache_kept": whether the host's memory has kept cached prefixes}."""
+
+    rid: Rid
+    order: Order
+    level: SleepLevel = 1
+    mode: RunningMode = "wait"
+    """Of "sleep" and "pause"."""
+    clear_cache: bool = False
+    """Of "pause": the prefix cache is emptied, too."""
+
+
+ToTokenizerFront = (Generate | Abort | Resume | Tokenize | Detokenize | ServerInfo | FlushCache
+                    | Control)
 
 
 # --- tokenizer (front) -> client -----------------------------------------------------------------
@@ -344,7 +368,7 @@ class TextBatch(Message):
 
 
 class Answer(Message):
-    """The result of an order that went round the ring (`FlushCache`)."""
+    """The result of an order that went round the ring (`FlushCache`, `Control`)."""
 
     rid: Rid
     json: bytes
@@ -429,6 +453,13 @@ class Flush(Message):
 
     rid: Rid
     client: ClientId
+
+
+class ControlRequest(Message):
+    """See `Control`; answered by a `Reply`."""
+
+    client: ClientId
+    control: Control
 
 
 class AbortRequest(Message):
@@ -577,8 +608,15 @@ class PageAnswer(Message):
     """What the directory holds, as far as this worker knows."""
 
 
-ToScheduler = (Submit | AbortRequest | ResumeRequest | Hello | Stop | Flush | Ready | StepResult
-               | PageAnswer)
+class Unloaded(Message):
+    """A rank of the worker has done an `Unload`, or was asked (`Reset`) while it is unloaded."""
+
+    epoch: Epoch
+    rank: Count = 0
+
+
+ToScheduler = (Submit | AbortRequest | ResumeRequest | Hello | Stop | Flush | ControlRequest | Ready
+               | StepResult | PageAnswer | Unloaded)
 
 
 # --- scheduler -> worker -------------------------------------------------------------------------
@@ -693,7 +731,20 @@ class PageOrder(Message):
     """i4[n], of what is read or written."""
 
 
-ToWorker = StepPlan | Masks | Reset | PageOrder
+class Unload(Message):
+    """Free weights, pages and tables; host slots stay. Answered by `Unloaded`. No plan is under
+    way."""
+
+    epoch: Epoch
+
+
+class Reload(Message):
+    """Load what `Unload` has freed; answered by `Ready`. Ignored where nothing is unloaded."""
+
+    epoch: Epoch
+
+
+ToWorker = StepPlan | Masks | Reset | PageOrder | Unload | Reload
 
 
 # --- scheduler -> detokenizer --------------------------------------------------------------------
@@ -800,7 +851,8 @@ class Beat(Message):
     pid: Count
     epoch: Epoch
     phase: Short
-    """starting | loading | warming | ready | stepping | idle | draining | stopping"""
+    """starting | loading | warming | ready | stepping | idle | paused | sleeping | waking |
+    draining | stopping"""
     step: StepNo
     """Work done so far: messages or steps; never falls."""
     budget: Seconds
@@ -866,6 +918,8 @@ class Exited(Message):
     pid: int
     epoch: Epoch
     status: int
+    released: bool = False
+    """As the watchdog has ordered (`Release`): it is not a death."""
 
 
 ToWatchdog = Beat | Fatal | Children | Exited
@@ -879,6 +933,14 @@ class Kill(Message):
     role: Short
     pid: int
     reason: str
+
+
+class Release(Message):
+    """watchdog -> launcher: end this actor, which is not needed while the engine sleeps. It is
+    started again by `Spawn`."""
+
+    role: Short
+    pid: int
 
 
 class Spawn(Message):
@@ -911,7 +973,7 @@ class Upgrade(Message):
     """JSON, as in the run directory."""
 
 
-ToLauncher = Kill | Spawn | Up | Recovered | Restarted | Fatal | Beat | Upgrade
+ToLauncher = Kill | Release | Spawn | Up | Recovered | Restarted | Fatal | Beat | Upgrade
 """The watchdog's own heartbeats go to the launcher, which supervises it."""
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from time import monotonic
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import msgspec
 
@@ -25,6 +25,7 @@ from actorium.actors.client.requests import (
 )
 from actorium.actors.client.session import POLL, ClientSession
 from actorium.actors.errors import (
+    Aborted,
     ActoriumError,
     DeadlineExceeded,
     EngineFailed,
@@ -32,12 +33,15 @@ from actorium.actors.errors import (
     InvalidRequest,
     MediaExpired,
 )
-from actorium.actors.health import memory_of, speculation_of
+from actorium.actors.health import ENDED, memory_of, speculation_of
 from actorium.actors.messages import (
     Abort,
+    Control,
     Detokenize,
     FlushCache,
     GetStatus,
+    Order,
+    RunningMode,
     ServerInfo,
     Status,
     Tokenize,
@@ -344,6 +348,68 @@ class ClientCalls:
         await self._session.ready()
         answer = await self._session.call(TOKENIZER, FlushCache, timeout)
         return msgspec.json.decode(answer.json, type=dict[str, int])
+
+    # --- sleep and pause ----------------------------------------------------------------------
+
+    async def sleep(self, level: int = 1, mode: RunningMode = "wait",
+                    timeout: float | None = None) -> dict[str, Any]:
+        """Has the engine give back the memory of weights and pages, and returns when it has.
+
+        level: 1 = the worker's process stays, which wakes sooner; 2 = it ends. mode: requests that
+        run end before ("wait"), go on after the wake with the same tokens ("keep"), or are aborted
+        ("abort"). Requests that come meanwhile wait for `wake_up`. timeout: seconds, None = as long
+        as it takes. Returns {"sleeping": level, "paused": bool, "cache_kept": whether cached
+        prefixes are kept in the host's memory}. Raises `Aborted` if the engine is woken before.
+        """
+        if level not in (1, 2):
+            raise InvalidRequest(f"level: must be 1 or 2, got {level!r}", "level")
+        state = await self._control("sleep", timeout, level=level, mode=mode)
+        if not state["sleeping"]:
+            raise Aborted("sleep: the engine was woken before it slept")
+        while state["sleeping"] == 2 and any(
+                actor.role.startswith("worker-") and actor.phase not in ENDED
+                for actor in (await self.status()).actors):
+            await self._session.pause(POLL)
+        return state
+
+    async def wake_up(self, timeout: float | None = READY_TIMEOUT) -> None:
+        """Has an engine that sleeps load its model again, and returns when requests run. Raises
+        `Aborted` if it is sent to sleep again before."""
+        if (await self._control("wake", timeout))["sleeping"]:
+            raise Aborted("wake_up: the engine was sent to sleep again")
+
+    async def is_sleeping(self, timeout: float | None = 30.0) -> bool:
+        """Returns whether the engine sleeps, at any level."""
+        return bool((await self._control("state", timeout))["sleeping"])
+
+    async def pause(self, mode: RunningMode = "wait", clear_cache: bool = False,
+                    timeout: float | None = None) -> None:
+        """Holds requests back until `resume`, and returns when none is computed any more. Weights
+        and pages stay.
+
+        mode: requests that run end before ("wait"), stop where they are ("keep"), also give up
+        their pages and are computed again later ("retract"), or are aborted ("abort").
+        clear_cache: the prefix cache is emptied, too; what is kept is then computed again. timeout:
+        seconds, None = as long as it takes.
+        """
+        await self._control("pause", timeout, mode=mode, clear_cache=clear_cache)
+
+    async def resume(self, timeout: float | None = 30.0) -> None:
+        """Ends a pause."""
+        await self._control("resume", timeout)
+
+    async def is_paused(self, timeout: float | None = 30.0) -> bool:
+        """Returns whether the engine is paused."""
+        return bool((await self._control("state", timeout))["paused"])
+
+    async def _control(self, order: Order, timeout: float | None, level: int = 1,
+                       mode: RunningMode = "wait", clear_cache: bool = False) -> dict[str, Any]:
+        if mode not in get_args(RunningMode):
+            raise InvalidRequest(f"mode: must be one of {', '.join(get_args(RunningMode))}", "mode")
+        await self._session.ready()
+        answer = await self._session.call(
+            TOKENIZER, lambda rid: Control(rid, order, level, mode, clear_cache), timeout)
+        return msgspec.json.decode(answer.json, type=dict[str, Any])
 
     async def status(self, timeout: float | None = STATUS_TIMEOUT) -> Status:
         """Returns the state of each actor, at once."""

@@ -25,6 +25,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "max_num_seqs": ("max-running-requests", "parallel"),
     "max_num_batched_tokens": ("chunked-prefill-size",),
     "max_num_queued_reqs": ("max-queued-requests",),
+    "sleep_after": ("sleep-idle-seconds",),
     "overlap": ("overlap-schedule", "async-scheduling"),
     "seed": ("random-seed",),
     "tensor_parallel_size": ("tp", "tp-size"),

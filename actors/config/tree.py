@@ -159,6 +159,12 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Share of each tenant under the fair policy; 1 for those not named."""
     request_timeout: float = 3600.0
     """Deadline, in seconds, of a request that names none."""
+    sleep_after: float = 0.0
+    """Seconds without a request after which the engine sleeps by itself, until the next one comes;
+    0 = never."""
+    sleep_level: int = 1
+    """How deep it sleeps then: 1 (the worker's process stays, without weights and pages) | 2 (it
+    ends)."""
     force_preempt_every: int = 0
     """Testing: preempt a running sequence every so many steps; 0 = never."""
 

@@ -151,6 +151,8 @@ def _scheduler_rules(s: SchedulerConfig) -> list[Rule]:
         ("scheduler.max_num_queued_reqs", s.max_num_queued_reqs >= 1, "must be at least 1"),
         ("scheduler.max_n", 1 <= s.max_n <= MAX_N, f"must be between 1 and {MAX_N}"),
         ("scheduler.request_timeout", s.request_timeout > 0, "must be above 0 seconds"),
+        ("scheduler.sleep_after", 0 <= s.sleep_after < math.inf, "must not be negative"),
+        ("scheduler.sleep_level", s.sleep_level in (1, 2), "must be 1 or 2"),
         ("scheduler.force_preempt_every", s.force_preempt_every >= 0, "must not be negative"),
     ]
 

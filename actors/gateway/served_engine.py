@@ -14,7 +14,7 @@ from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError
 from actorium.actors.gateway.parsers.thoughts import NONE
 from actorium.actors.gateway.served_model import ServedModel, TokenTexts
-from actorium.actors.health import WORKING_PHASES, not_at_work
+from actorium.actors.health import SLEEPING, WAKING, WORKING_PHASES, activity_of, not_at_work
 from actorium.actors.messages import Status
 
 LOG = logging.getLogger("actorium.gateway")
@@ -71,12 +71,15 @@ FRESH = 0.25
 AGAIN = 0.1
 """Seconds between two status queries while the engine is not ready."""
 NEEDED = ("tokenizer", "detokenizer", "scheduler", "worker-")
-"""Without one of these no token is generated. Gateways are not among them: this one runs."""
+"""Without one of these no token is generated. Gateways are not among them: this one runs. While the
+engine sleeps or wakes, requests wait for the worker in the scheduler's queue."""
 
 
 def obstacle(status: Status) -> str:
     """Returns why new requests cannot be served; empty = they can."""
-    needed = (actor for actor in status.actors if actor.role.startswith(NEEDED))
+    rests = activity_of(status.actors) in (SLEEPING, WAKING)
+    needed = (actor for actor in status.actors if actor.role.startswith(NEEDED)
+              and not (rests and actor.role.startswith("worker-")))
     return status.error or not_at_work(needed, WORKING_PHASES)
 
 

@@ -49,6 +49,8 @@ STACKS_SIGNAL = signal.SIGUSR1
 """Has an actor write the stacks of all its threads into its log."""
 STACKS = 0.2
 """Seconds that an actor gets to write down its stacks before it is killed."""
+RELEASE_GRACE = 3.0
+"""Seconds that an actor gets to exit when the engine sleeps."""
 PATIENCE = 2.0
 """Seconds to wait for a fork: on a machine whose processors all are taken ten times over it takes
 0.1 s, and a start from scratch many seconds."""
@@ -78,6 +80,8 @@ class ChildProcess:
         self.pid = process.pid
         self.killed_with_role = ""
         """The role whose death it was killed for, as ranks of one group are."""
+        self.released = False
+        """It ends as ordered, since the engine sleeps."""
         self.pidfd = os.pidfd_open(process.pid)
 
     def end(self) -> int:
@@ -207,7 +211,7 @@ class ChildProcesses:
         self.kill_at.pop(actor, None)
         self._poll.unregister(pidfd)
         status = self.oom_kills.status(actor.end())
-        exited = Exited(actor.role, actor.pid, actor.epoch, status)
+        exited = Exited(actor.role, actor.pid, actor.epoch, status, actor.released)
         self._exits[actor.role] = exited
         return actor, exited
 
@@ -225,6 +229,19 @@ class ChildProcesses:
         wait = 0.0 if activity is None or activity.stopped else STACKS
         self.kill_at[actor] = time.monotonic() + wait
         return True
+
+    def release(self, actor: ChildProcess) -> bool:
+        """Has an actor end that is not needed for a while; False = it is about to end anyway."""
+        if actor in self.kill_at:
+            return False
+        actor.released = True
+        send_signal(actor.pid, signal.SIGTERM)
+        self.kill_at[actor] = time.monotonic() + RELEASE_GRACE
+        return True
+
+    def released(self, role: str) -> bool:
+        """Whether the role's last actor has ended so."""
+        return role in self._exits and self._exits[role].released
 
     def kill_due(self, now: float) -> None:
         """Kills those whose time has come. Call it now and then."""

@@ -41,6 +41,7 @@ from actorium.actors.messages import (
     Fatal,
     Kill,
     Recovered,
+    Release,
     Restarted,
     Spawn,
     ToLauncher,
@@ -284,6 +285,8 @@ class Launcher:
                 self._watchdog.save_restarts(message)
             case Kill():
                 self._on_kill(message)
+            case Release():
+                self._on_release(message)
             case Spawn():
                 self._on_spawn(message)
             case Upgrade() if self._upgrades is not None:
@@ -310,14 +313,21 @@ class Launcher:
         if actor is not None and self._actors.kill_soon(actor, order.reason):
             self._say(f"{actor.role} (pid {actor.pid}) is killed: {order.reason}")
 
+    def _on_release(self, order: Release) -> None:
+        actor = self._actors.find(order.role, order.pid)
+        if actor is not None and self._restarts(order.role) and self._actors.release(actor):
+            self._say(f"{actor.role} (pid {actor.pid}) ends: the engine sleeps")
+
     def _on_spawn(self, order: Spawn) -> None:
         if not self._restarts(order.role):
             return
+        slept = self._actors.released(order.role)
         spawned = [actor for role in mates(order.role, self.roles)
                    if (actor := self._actors.spawn(role, order.epoch)) is not None]
         for actor in spawned:
             self._drain.on_restarted(actor.role, actor.epoch)
-            self._say(f"{actor.role} is started again (pid {actor.pid}, epoch {actor.epoch})")
+            again = "starts: the engine wakes" if slept else "is started again"
+            self._say(f"{actor.role} {again} (pid {actor.pid}, epoch {actor.epoch})")
         if order.role == WATCHDOG and spawned:
             self._connect_watchdog()
         elif spawned:
@@ -345,6 +355,10 @@ class Launcher:
         actor, exited = self._actors.reap(pidfd)
         if self._replicas is not None and actor.role in self._replicas.leaving:
             self._replicas.on_leaving_exit(actor, self._working)
+            return
+        if exited.released:
+            if self._watchdog is not None:
+                self._watchdog.send(exited)
             return
         unexpected = self._working and not actor.killed_with_role
         if unexpected or self._restarts(actor.role) or exited.status != EXIT_DRAINED:
@@ -420,6 +434,8 @@ class Launcher:
         """Returns why the engine cannot be upgraded now; empty = it can."""
         if not (self._up and self._working):
             return "the engine is not ready" if self._working else "the engine is stopping"
+        if any(map(self._actors.released, self.roles)):
+            return "the engine sleeps at level 2: wake it first"
         if self._drain.recovering:
             return f"being started again: {', '.join(self._drain.recovering)}"
         if self._replicas is not None or self.config.cluster.replica_of:

@@ -25,7 +25,7 @@ from actorium.actors.messages import (
     TokenBatch,
 )
 
-META, ADMISSION, BATCH, OUTPUT, COUNTS = 1, 2, 3, 4, 5
+META, ADMISSION, BATCH, OUTPUT, COUNTS, ACTIVITY = 1, 2, 3, 4, 5, 6
 """Kinds of records."""
 
 
@@ -88,6 +88,21 @@ class CountsRecord(Struct, frozen=True, array_like=True):
     """Of the sequences that something new was counted of, `last` excepted."""
     whole: bool = False
     """`counts` are all there are, since the ledger was begun."""
+
+
+class ActivityRecord(Struct, frozen=True, array_like=True):
+    """Whether the engine generates, is paused or sleeps, from here on."""
+
+    paused: str = ""
+    """"wait" | "keep": what has begun ends, or stops; "" = not paused."""
+    level: Count = 0
+    """Of the sleep that is wanted; 0 = none."""
+    keeps: bool = False
+    """What has begun does not end before that."""
+    by_itself: bool = False
+    """It sleeps since nobody needed it: the next request wakes it."""
+    asleep: bool = False
+    """The sleep is reached."""
 
 
 class OutputRecord(Struct, frozen=True, array_like=True):
@@ -157,6 +172,7 @@ class LedgerHistory:
         """Of the last segment read."""
         self.boots: set[str] = set()
         """Boots of all segments read."""
+        self.activity = ActivityRecord()
         self.unreadable = 0
         """Records that are whole but mean nothing to this version."""
         self.counts: dict[str, float] = {}
@@ -196,7 +212,7 @@ class LedgerHistory:
         self.apply(_DECODE[kind](payload))
 
     def apply(self, message: LedgerMeta | AdmissionRecord | OutputRecord | TokenBatch
-              | CountsRecord) -> None:
+              | CountsRecord | ActivityRecord) -> None:
         """Apply a record's message."""
         if isinstance(message, LedgerMeta):
             self.meta = message
@@ -208,6 +224,8 @@ class LedgerHistory:
             self._on_output(message)
         elif isinstance(message, CountsRecord):
             self._on_counts(message)
+        elif isinstance(message, ActivityRecord):
+            self.activity = message
         else:
             self._on_batch(message)
 
@@ -376,4 +394,5 @@ _encode = msgspec.msgpack.Encoder().encode
 _DECODE: dict[int, Any] = {
     kind: msgspec.msgpack.Decoder(type_).decode
     for kind, type_ in ((META, LedgerMeta), (ADMISSION, AdmissionRecord), (BATCH, TokenBatch),
-                        (OUTPUT, OutputRecord), (COUNTS, CountsRecord))}
+                        (OUTPUT, OutputRecord), (COUNTS, CountsRecord),
+                        (ACTIVITY, ActivityRecord))}

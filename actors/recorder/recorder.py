@@ -18,7 +18,7 @@ import msgspec
 from actorium.actors.config import tree as configs
 from actorium.actors.core import Context, Send
 from actorium.actors.ledger.ledger import Ledger
-from actorium.actors.ledger.records import LedgerEntry, OutputRecord, RequestRecord
+from actorium.actors.ledger.records import ActivityRecord, LedgerEntry, OutputRecord, RequestRecord
 from actorium.actors.messages import Reset, StepPlan, StepResult, Submit
 from actorium.actors.recorder.recording import (
     VERSION,
@@ -76,10 +76,12 @@ class Recorder:
 
     def _initial_state(self, ledger: Ledger | None) -> InitialState | None:
         """Records what the core found in its ledger."""
-        if ledger is None or not (ledger.history.entries or ledger.history.next_sid > 1):
+        if ledger is None or not (ledger.history.entries or ledger.history.next_sid > 1
+                                  or ledger.history.activity != ActivityRecord()):
             return None
         requests = [self._recorded(entry) for entry in ledger.history.entries.values()]
-        return InitialState(requests, ledger.history.next_sid, ledger.same_boot, monotonic())
+        return InitialState(requests, ledger.history.next_sid, ledger.same_boot, monotonic(),
+                            ledger.history.activity)
 
     def _recorded(self, entry: LedgerEntry) -> RequestRecord:
         prompt, submit, redactor = entry.submit.prompt, entry.submit, self._redactor

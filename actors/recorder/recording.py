@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from actorium.actors.errors import ActoriumError
-from actorium.actors.ledger.records import RequestRecord
+from actorium.actors.ledger.records import ActivityRecord, RequestRecord
 from actorium.actors.messages import ToScheduler
 
 VERSION = 3
@@ -37,6 +37,7 @@ class InitialState(Struct, frozen=True, array_like=True):
     next_sid: int
     same_boot: bool
     now: float
+    activity: ActivityRecord = ActivityRecord()
 
 
 class RecordingHeader(Struct, frozen=True, array_like=True):

@@ -140,7 +140,7 @@ def fresh_core(recording: Recording) -> SchedulerCore:
     if header.initial is None:
         return SchedulerCore(context, load=AnyGrammar)
     history = LedgerHistory()
-    history.next_sid = header.initial.next_sid
+    history.next_sid, history.activity = header.initial.next_sid, header.initial.activity
     for record in header.initial.requests:
         history.restore(record)
     return SchedulerCore(context, PriorRun(history, header.initial.same_boot, header.initial.now),

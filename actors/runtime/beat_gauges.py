@@ -40,7 +40,7 @@ BOUNDS: Mapping[str, tuple[float, ...]] = {
     "step_tokens": STEP_TOKENS, "step": BETWEEN_TOKENS, HTTP_REQUESTS: HTTP_SECONDS}
 """Upper bounds by name, in seconds or tokens; vLLM's, with finer ones below where a small model is
 that fast."""
-PREEMPTION_CAUSES = ("memory", "priority", "forced", "worker")
+PREEMPTION_CAUSES = ("memory", "priority", "forced", "worker", "sleep")
 STEP_MODES = ("full_graph", "piecewise_graph", "program", "eager")
 """How a worker runs steps: decodes from one graph; graphs with attention between them; decodes from
 a program in C; operation by operation."""

@@ -21,9 +21,11 @@ import msgspec
 
 from actorium.actors.core import Context, Core, Health, Send
 from actorium.actors.errors import Quarantined
-from actorium.actors.ledger.records import COUNTS, make_record
+from actorium.actors.health import WAKING
+from actorium.actors.ledger.records import ACTIVITY, COUNTS, ActivityRecord, make_record
 from actorium.actors.messages import (
     AbortRequest,
+    ControlRequest,
     Flush,
     Hello,
     PageAnswer,
@@ -35,6 +37,7 @@ from actorium.actors.messages import (
     Stop,
     Submit,
     ToScheduler,
+    Unloaded,
 )
 from actorium.actors.runtime.inflight_journal import InflightJournal
 from actorium.actors.runtime.roles import TRACER_ROLE, WORKER
@@ -46,6 +49,7 @@ from actorium.actors.scheduler.recovery.recovery_log import PriorRun, restore_re
 from actorium.actors.scheduler.recovery.suspects import SuspectTrials
 from actorium.actors.scheduler.request_lifecycle import RequestLifecycle
 from actorium.actors.scheduler.request_state import PlanRecord, Rejection, RequestState
+from actorium.actors.scheduler.sleep import SleepControl
 from actorium.actors.scheduler.step_results import apply_media, apply_result
 from actorium.actors.scheduler.worker_capacity import WorkerGroup
 from actorium.actors.structured.structured_output import Load, no_vocabulary
@@ -85,6 +89,11 @@ class SchedulerCore(Core):
         self._unresolved: deque[PlanRecord] = deque()
         """Plans in flight, the oldest first."""
         self._group = WorkerGroup(self._ranks)
+        # A new engine begins awake, whatever the ledger of the one before says.
+        activity = prior.history.activity if prior is not None and context.epoch > 1 else None
+        self.sleep = SleepControl(self.requests, self._group, context.epoch,
+                                  self._config.sleep_after, self._config.sleep_level,
+                                  activity or ActivityRecord())
         self.outgoing.to_worker(Reset(self._epoch))
         self._audited = 0
         """The step of the last audit."""
@@ -125,13 +134,18 @@ class SchedulerCore(Core):
         elif isinstance(message, AbortRequest):
             self.requests.on_abort(message)
         elif isinstance(message, Ready):
-            if (worker := self._group.join(message)) is not None:
+            if not self.sleep.declines(message) and (
+                    worker := self._group.join(message)) is not None:
                 self._on_ready(worker, now)
+        elif isinstance(message, Unloaded):
+            self.sleep.on_unloaded(message)
+        elif isinstance(message, ControlRequest):
+            self.sleep.on_control(message)
         elif isinstance(message, Flush):
             self._on_flush(message)
         elif isinstance(message, PageAnswer):
-            if self.state.tier is not None:
-                self.state.tier.answered(message)
+            if (tier := self.state.tier or self.sleep.tier) is not None:
+                tier.answered(message)
         elif isinstance(message, ResumeRequest):
             with self._guard.of_key(message.client, message.rid):
                 self.outgoing.answer_resume(self.state, message, now)
@@ -142,6 +156,7 @@ class SchedulerCore(Core):
         """Ends overdue requests, makes as many plans as may be in flight, returns what to send."""
         requests = self.requests
         requests.end_overdue(now)
+        self.sleep.step(bool(self._unresolved), now)
         self.outgoing.report_again(self.state)
         if self._guard.failed:
             requests.end_failed()
@@ -182,7 +197,8 @@ class SchedulerCore(Core):
 
     def _plan(self, now: float) -> None:
         """Makes as many plans as may be in flight."""
-        depth = 0 if self.requests.worker is None or self.outgoing.blocked else self._depth
+        idle = self.requests.worker is None or self.outgoing.blocked or self.sleep.stopped
+        depth = 0 if idle else self._depth
         while len(self._unresolved) < depth:
             made = self._planner.plan(self.state.step + 1, tuple(self._unresolved))
             if made is None:
@@ -199,7 +215,10 @@ class SchedulerCore(Core):
 
     def next_timer(self) -> float | None:
         """Returns the earliest deadline, or at once where more is to be sent."""
-        return 0.0 if self.outgoing.has_more else self.requests.deadlines.next()
+        if self.outgoing.has_more:
+            return 0.0
+        timers = (self.requests.deadlines.next(), self.sleep.next_timer())
+        return min((at for at in timers if at is not None), default=None)
 
     def _on_ready(self, ready: Ready, now: float) -> None:
         """Starts over with a fresh worker: what ran on the one before is recomputed. (A worker that
@@ -216,7 +235,8 @@ class SchedulerCore(Core):
             requests.metrics.resumed([sequence], WORKER, now)
         state.reset_for_worker(ready)
         if ready.host_pages:
-            state.tier = HostTier(state.kv_cache, ready, self._epoch, self._ranks)
+            state.tier = HostTier(state.kv_cache, ready, self._epoch, self._ranks, self.sleep.tier)
+        self.sleep.on_worker()
         self._planner.reset(ready)
         requests.worker = ready
         if self._planner.pacing is not None:
@@ -258,9 +278,7 @@ class SchedulerCore(Core):
     # --- the cache, the ledger, other actors -----------------------------------------------------
 
     def _on_flush(self, flush: Flush) -> None:
-        freed, kept = self.state.kv_cache.flush()
-        if self.state.tier is not None:
-            self.state.tier.flush()
+        freed, kept = self.state.flush_cache()
         self.outgoing.to_detokenizer([Reply(flush.rid, flush.client, msgspec.json.encode(
             {"pages": freed, "kept": kept}))])
 
@@ -280,7 +298,8 @@ class SchedulerCore(Core):
     def live_records(self) -> Iterator[list[Any]]:
         """Returns the ledger's records of all that was counted, and of every request that must not
         be forgotten, one request after the other, each as it is when it is asked for."""
-        yield [make_record(COUNTS, self.requests.metrics.snapshot(self.state))]
+        yield [make_record(COUNTS, self.requests.metrics.snapshot(self.state)),
+               *(make_record(ACTIVITY, record) for record in self.sleep.records())]
         yield from self.requests.history.all_records(self.state)
 
     def on_ledger_full(self, why: str, now: float) -> None:
@@ -323,7 +342,9 @@ class SchedulerCore(Core):
     def drain(self, now: float) -> None:
         """Rejects new requests, finishes the ones that are here (if there is a worker for that)."""
         self.requests.draining = True
-        if self.requests.worker is None and not self._restored:
+        asleep = self.sleep.on_drain()
+        waking = self.sleep.phase == WAKING
+        if asleep or (self.requests.worker is None and not (self._restored or waking)):
             for request in list(self.state.requests.values()):
                 self.requests.fail_request(
                     request, Rejection("unavailable", "the engine is stopping"))
@@ -339,6 +360,7 @@ class SchedulerCore(Core):
         gauges = {"running": state.table.num_running, "waiting": len(state.queue),
                   "waiting_requests": state.queue.requests, "steps": state.step,
                   "worker_restarts": self._worker_restarts, "missed": self._missed,
+                  **self.sleep.gauges(),
                   "ledger_full": bool(self.outgoing.blocked),
                   "ledger_not_durable": self._not_durable, **self._totals,
                   **self._trials.gauges(state), **requests.history.gauges(),
@@ -351,6 +373,8 @@ class SchedulerCore(Core):
     def _phase(self) -> str:
         if self.requests.draining:
             return "draining"
+        if (phase := self.sleep.phase) and not self.outgoing.blocked:
+            return phase
         if self.requests.worker is None:
             return "starting"
         if self.outgoing.blocked:

@@ -181,7 +181,11 @@ class RequestLifecycle:
 
     def on_abort(self, abort: AbortRequest) -> None:
         """Ends a request that its client has given up; unknown ones are ignored."""
-        request = self.state.requests.get((abort.client, abort.rid))
+        self.abort((abort.client, abort.rid))
+
+    def abort(self, key: tuple[bytes, str]) -> None:
+        """Ends a request; unknown ones are ignored."""
+        request = self.state.requests.get(key)
         if request is not None:
             self._finish_request(request, "abort")
 

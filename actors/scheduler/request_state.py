@@ -162,6 +162,11 @@ class RequestState:
     def key(self) -> tuple[bytes, str]:
         return self.submit.client, self.submit.rid
 
+    @property
+    def begun(self) -> bool:
+        """Whether it was ever admitted to the batch, in this life of the scheduler or before."""
+        return any(choice.slot or choice.preempted or choice.counted for choice in self.choices)
+
     def cap(self, limit: int) -> None:
         """Lets prompt and completion together have at most `limit` tokens."""
         room = limit - len(self.prompt)

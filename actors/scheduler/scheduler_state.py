@@ -42,6 +42,8 @@ from actorium.actors.scheduler.recovery.request_faults import RequestFaults
 from actorium.actors.scheduler.request_state import RequestState, SequenceState, request_name
 from actorium.actors.scheduler.slot_table import SlotTable
 
+ALL, BEGUN, NONE = "all", "begun", "none"
+"""What may be admitted: everything, what has begun, nothing."""
 GROWTH_TOKENS = 16
 """Tokens (one page at least) that admission keeps free for each running sequence, whatever the
 reserve's ratio is."""
@@ -68,6 +70,8 @@ class SchedulerState:
         """Requests that have ended since this list was last emptied."""
         self.trial: frozenset[int] | None = None
         """The sequences on trial for a worker's death: only these may be admitted; None = all."""
+        self.admits = ALL
+        """What may be admitted besides; see `sleep`."""
         self.cache_lookup_tokens = self.cache_hit_tokens = 0
         """Prompt tokens admitted for the first time, and those of them found in the cache."""
         self.newly_marked: set[SequenceState] = set()
@@ -256,11 +260,16 @@ class SchedulerState:
     @property
     def next_waiting(self) -> SequenceState | None:
         """The sequence to admit next: the policy's choice, or, while some are on trial for a
-        worker's death, the first of those."""
-        if self.trial is None:
+        worker's death, the first of those. While new requests are held back, the first that has
+        begun."""
+        if self.admits == NONE:
+            return None
+        if self.trial is None and self.admits == ALL:
             return self.queue.choose(self._cached_tokens)
-        known = (self.sequences.get(sid) for sid in sorted(self.trial))
-        return next((s for s in known if s is not None and not s.slot), None)
+        sids = sorted(self.sequences if self.trial is None else self.trial)
+        known = (self.sequences.get(sid) for sid in sids)
+        return next((s for s in known if s is not None and not s.slot
+                     and (self.admits == ALL or s.request.begun)), None)
 
     def can_admit(self, sequence: SequenceState) -> bool:
         """Returns whether there is a slot and room for a waiting sequence, and nothing is worth
@@ -313,6 +322,14 @@ class SchedulerState:
             self.newly_marked.add(sequence)
         if (fair := self.queue.fair) is not None:
             fair.charge(sequence.tenant, sequence.prompt_len - cached, 0)
+
+    def flush_cache(self) -> tuple[int, int]:
+        """Empties the prefix cache, and the tier below it. Returns pages (freed, kept), of the
+        device."""
+        freed, kept = self.kv_cache.flush()
+        if self.tier is not None:
+            self.tier.flush()
+        return freed, kept
 
     def unlock_windows(self) -> bool:
         """Unlocks cached pages of windowed groups that no running sequence can see any more.

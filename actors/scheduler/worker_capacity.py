@@ -23,22 +23,26 @@ class WorkerGroup:
     """The readiness of `ranks` ranks."""
 
     def __init__(self, ranks: int) -> None:
-        self._ranks = ranks
+        self.ranks = ranks
         self._ready: dict[int, Ready] = {}
         """By rank, all of the newest epoch."""
 
     def join(self, ready: Ready) -> Ready | None:
         """Counts a rank in. Returns the group's readiness once all its ranks are there. Raises
         `BadModel` where they do not serve the same."""
-        if self._ranks == 1:
+        if self.ranks == 1:
             return ready
         newest = max((other.epoch for other in self._ready.values()), default=0)
-        if ready.epoch < newest or ready.rank >= self._ranks:
+        if ready.epoch < newest or ready.rank >= self.ranks:
             return None
         if ready.epoch > newest:
             self._ready.clear()
         self._ready[ready.rank] = ready
-        return self._joined() if len(self._ready) == self._ranks else None
+        return self._joined() if len(self._ready) == self.ranks else None
+
+    def clear(self) -> None:
+        """No rank is ready any more."""
+        self._ready.clear()
 
     def _joined(self) -> Ready:
         first, ranks = self._ready[0], self._ready.values()

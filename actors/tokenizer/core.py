@@ -15,13 +15,17 @@ from typing import Any
 
 import msgspec
 
+from actorium.actors.config.cluster_settings import clustered
 from actorium.actors.config.retention import KNOWN_REQUESTS
+from actorium.actors.config.tree import Config
 from actorium.actors.core import CLIENT, Context, Core, Health, Send
 from actorium.actors.errors import Aborted, ActoriumError, EngineUnavailable, InvalidRequest
 from actorium.actors.messages import (
     Abort,
     AbortRequest,
     Accepted,
+    Control,
+    ControlRequest,
     Detokenize,
     Detokenized,
     Flush,
@@ -112,7 +116,8 @@ class TokenizerCore(Core):
         before, or is answered at once, does not wait behind others."""
         entry = PendingMessage(client, message, now)
         if isinstance(message, Abort | Resume) or (
-                self._model is not None and isinstance(message, ServerInfo | FlushCache)):
+                self._model is not None
+                and isinstance(message, ServerInfo | FlushCache | Control)):
             self._answer(entry)
         elif (full := self._queue.add(entry)) is not None and entry.key not in self._known:
             self._reject(client, message.rid, full)  # else it is sent again, as if this got lost
@@ -223,6 +228,9 @@ class TokenizerCore(Core):
             self._reply(client, Info(message.rid, msgspec.json.encode(model.info())))
         elif isinstance(message, FlushCache):
             self._out.append(Send("scheduler", Flush(message.rid, client)))
+        elif isinstance(message, Control):
+            check_control(message, self._config)
+            self._out.append(Send("scheduler", ControlRequest(client, message)))
 
     def _checked(self, entry: PendingMessage) -> PendingMessage:
         """Checks a request's parameters against the model, once. Raises `InvalidRequest`."""
@@ -357,6 +365,16 @@ class TokenizerCore(Core):
         self._known[key] = tokens, now
         if len(self._known) > KNOWN_REQUESTS:
             del self._known[next(iter(self._known))]
+
+
+def check_control(control: Control, config: Config) -> None:
+    """Raises `InvalidRequest` where an engine cannot do what is ordered."""
+    if clustered(config.cluster):
+        raise InvalidRequest(f"{control.order}: a cluster's router cannot; ask each replica's "
+                             "engine, or scale the cluster")
+    if control.order == "sleep" and control.level == 2 and not config.recovery.restart:
+        raise InvalidRequest("level: 2 ends the worker's process, and an engine with --no-restart "
+                             "starts none again; use 1", "level")
 
 
 def _structured(message: Any) -> Structured | None:

@@ -14,7 +14,7 @@ from typing import Any
 from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.core import CLIENT, Core, Health, Send
 from actorium.actors.errors import EngineFailed
-from actorium.actors.health import EXITED, plain_gauges
+from actorium.actors.health import ENDED, EXITED, RELEASED, plain_gauges
 from actorium.actors.messages import (
     ActorStatus,
     Beat,
@@ -23,13 +23,15 @@ from actorium.actors.messages import (
     Fatal,
     GetStatus,
     Recovered,
+    Release,
+    Spawn,
     Status,
     ToWatchdog,
     ToWatchdogFront,
     Up,
 )
 from actorium.actors.runtime.process import ProcessActivity, describe_exit
-from actorium.actors.runtime.roles import LAUNCHER, SCHEDULER, WATCHDOG
+from actorium.actors.runtime.roles import LAUNCHER, SCHEDULER, WATCHDOG, WORKER, group_of
 from actorium.actors.watchdog.supervised import Supervised, find_missing, starting
 from actorium.actors.watchdog.supervisor import Supervisor
 
@@ -70,6 +72,13 @@ class WatchdogCore(Core):
         self._start_timeout = start_timeout
         self._start_until: float | None = None
         self._sent_up = False
+        self._needs_worker: bool | None = None
+        """As the scheduler has said last: False while the engine sleeps at level 2; None = it has
+        said nothing yet."""
+        self._released: set[tuple[str, int]] = set()
+        """(role, epoch) of ranks of the worker that were ordered to end."""
+        self._spawned = 0
+        """Epoch of the worker that was ordered to start last, since the engine woke."""
         self._answered = 0
 
     # --- what comes in ---
@@ -92,7 +101,7 @@ class WatchdogCore(Core):
         actor = self.actors.get(beat.role)
         if actor is None or beat.epoch > actor.epoch:
             actor = self._add(starting(beat.role, beat.pid, beat.epoch, now))
-        elif beat.epoch < actor.epoch or beat.pid != actor.pid or actor.phase == EXITED:
+        elif beat.epoch < actor.epoch or beat.pid != actor.pid or actor.phase in ENDED:
             return  # of an older incarnation: it woke up, or this was on its way when it died
         actor.on_beat(beat, now)
         if self.supervisor is not None:
@@ -101,6 +110,8 @@ class WatchdogCore(Core):
             self.supervisor.on_journal_gauges(actor.role, actor.gauges)
             if actor.role == SCHEDULER:
                 self.supervisor.on_suspect_gauges(actor.gauges)
+        if actor.role == SCHEDULER and (level := beat.gauges.get("sleep_level")) is not None:
+            self._needs_worker = level < 2
 
     def _add(self, actor: Supervised) -> Supervised:
         if (predecessor := self.actors.get(actor.role)) is not None:
@@ -127,7 +138,16 @@ class WatchdogCore(Core):
         if actor is None and self._restarts:
             self.expected |= {exited.role}  # it died before this watchdog was started
             actor = self._add(starting(exited.role, exited.pid, exited.epoch, now))
-        if actor is None or exited.epoch < actor.epoch or actor.phase == EXITED:
+        if actor is None or exited.epoch < actor.epoch or actor.phase in ENDED:
+            return
+        if exited.released:
+            actor.phase, actor.moved, actor.seen = RELEASED, now, now
+            actor.detail = ""
+            # It holds no bytes any more; what it has counted stays.
+            actor.gauges = {name: value for name, value in actor.gauges.items()
+                            if name.startswith(("steps", "kernels"))}
+            if self.supervisor is not None:
+                self.supervisor.on_released(actor.role, now)
             return
         fatal = self._fatals.get(exited.role)
         why = fatal.message if fatal is not None and fatal.pid == exited.pid else ""
@@ -177,6 +197,7 @@ class WatchdogCore(Core):
             orders = self.supervisor.tick(others, now, self.actors.get(WATCHDOG))
             self._sends += [Send(LAUNCHER, message)
                             for message in (*self.supervisor.changed_restarts(), *orders)]
+            self._end_or_start_worker()
             self._report_recovered(now)
         if self._waiters and (self.ready or self.error is not None):
             for client, rid in self._waiters:
@@ -184,6 +205,24 @@ class WatchdogCore(Core):
             self._waiters.clear()
         sends, self._sends = self._sends, []
         return sends
+
+    def _end_or_start_worker(self) -> None:
+        """Has the worker end when the engine sleeps at level 2, and start again when it wakes."""
+        ranks = [actor for actor in self.actors.values() if group_of(actor.role) == WORKER]
+        if self._needs_worker is None:
+            return
+        if not self._needs_worker:
+            for actor in ranks:
+                if actor.phase not in ENDED and (actor.role, actor.epoch) not in self._released:
+                    self._released.add((actor.role, actor.epoch))
+                    self._sends.append(Send(LAUNCHER, Release(actor.role, actor.pid)))
+        elif ranks and all(actor.phase in ENDED for actor in ranks) and any(
+                actor.phase == RELEASED for actor in ranks):
+            epoch = max(actor.epoch for actor in ranks) + 1
+            if epoch > self._spawned:
+                self._spawned = epoch
+                self._released.clear()
+                self._sends.append(Send(LAUNCHER, Spawn(WORKER, epoch)))
 
     def _report_recovered(self, now: float) -> None:
         """Reports to the launcher which actors that were started again are ready."""
@@ -213,12 +252,18 @@ class WatchdogCore(Core):
         self._sends.append(Send(CLIENT, status, client))
 
     def _status(self, actor: Supervised, now: float) -> ActorStatus:
-        gauges = plain_gauges(actor.gauges) | {"restarts": float(max(0, actor.epoch - 1))}
+        gauges = plain_gauges(actor.gauges) | {"restarts": float(self._restarts_of(actor))}
         if actor.role == WATCHDOG:
             gauges |= self._own_gauges()  # as they are now
         return ActorStatus(self.name, actor.role, actor.pid, actor.epoch, actor.phase, actor.step,
                            max(0.0, now - actor.moved), max(0.0, now - actor.seen), actor.detail,
                            gauges)
+
+    def _restarts_of(self, actor: Supervised) -> int:
+        """Of a worker, the deaths: it also starts when the engine wakes."""
+        if group_of(actor.role) != WORKER or self.supervisor is None:
+            return max(0, actor.epoch - 1)
+        return sum(n for (role, _), n in self.supervisor.counts.items() if role == WORKER)
 
     def next_timer(self) -> float | None:
         if self._restarts and self.supervisor is not None:

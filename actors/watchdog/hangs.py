@@ -21,7 +21,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from actorium.actors.health import EXITED, HUNG, ONE_REQUEST, SILENT, STARTING_PHASES
+from actorium.actors.health import (
+    ENDED,
+    HUNG,
+    ONE_REQUEST,
+    PAUSED,
+    SILENT,
+    SLEEPING,
+    STARTING_PHASES,
+    WAKING,
+)
 from actorium.actors.runtime.process import ProcessActivity
 from actorium.actors.runtime.roles import RELAY_ROLE
 from actorium.actors.watchdog.supervised import Supervised
@@ -46,6 +55,8 @@ MARGIN = 5.0
 """Seconds that a waiting actor gets beyond the budget of the one that it waits for."""
 WAITS_FOR = {"scheduler": ("worker",), "detokenizer": ("scheduler", "worker")}
 """Role -> prefixes of roles without whose steps its own do not move."""
+EXCUSED = ENDED | STARTING_PHASES | {PAUSED, SLEEPING, WAKING}
+"""Phases of an actor for which others may wait as long as it takes."""
 WATCHED = 0.25
 """Seconds without use of a processor, at the least, after which an actor counts as asleep."""
 
@@ -71,7 +82,7 @@ class SilenceDiagnosis:
 
     def diagnose(self, actor: Supervised, now: float) -> str:
         """`STOPPED` or `ASLEEP` if the actor cannot send heartbeats; empty if that is not known."""
-        if now - actor.seen < actor.period(self._heartbeat) + GLANCE or actor.phase == EXITED:
+        if now - actor.seen < actor.period(self._heartbeat) + GLANCE or actor.phase in ENDED:
             self._first.pop(actor.role, None)
             return ""
         activity = self._activity_of(actor.pid)
@@ -91,7 +102,7 @@ def find_hang(actor: Supervised, actors: Mapping[str, Supervised], now: float, s
     silence: seconds without heartbeats that mean a hang of an actor which can send none according
     to `diagnosis` (of `SilenceDiagnosis`); heartbeat: seconds between those of a busy actor.
     """
-    if actor.phase == EXITED or actor.hang_cause:
+    if actor.phase in ENDED or actor.hang_cause:
         return None
     patience = max(silence if diagnosis else DOUBT * silence, BEATS_MISSED * heartbeat)
     if actor.role == RELAY_ROLE:
@@ -128,7 +139,7 @@ def _stalled(actor: Supervised, actors: Mapping[str, Supervised], now: float) ->
     since, budget = actor.moved, actor.budget
     if actor.phase == "stepping":
         for other in _waited_for(actor, actors):
-            if other.phase == EXITED or other.phase in STARTING_PHASES or other.hang_cause:
+            if other.phase in EXCUSED or other.hang_cause:
                 return None
             since, budget = max(since, other.moved), max(budget, other.budget + MARGIN)
     age = now - since

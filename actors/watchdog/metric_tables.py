@@ -65,6 +65,8 @@ ACTORIUM = (
         "Those of them that have not ended. The others are in vllm:request_success_total."),
     Row("scheduler_steps", COUNTER, "Steps planned.", "steps"),
     Row("waiting_requests", GAUGE, "Requests of which a sequence waits."),
+    Row("sleeping", GAUGE, "Level at which the engine sleeps; 0 = it is awake.", "sleep_level"),
+    Row("paused", GAUGE, "1 while requests are held back (/pause)."),
     Row("device_busy_seconds", COUNTER,
         "Time of the device from the begin of a step to its end.", "busy_us", scale=MICRO),
     Row("device_idle_seconds", COUNTER,

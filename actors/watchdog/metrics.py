@@ -136,6 +136,12 @@ def _vllm_special(facts: MetricsInput, common: dict[str, str]) -> Iterator[Metri
             "cache_dtype": memory.kv_cache_dtype,
             "enable_prefix_caching": str(memory.prefix_cache)}
     yield _family("vllm:cache_config_info", GAUGE, "How the pages are.", [(common | info, 1.0)])
+    level = gauges.get("sleep_level", 0.0)
+    yield _family("vllm:engine_sleep_state", GAUGE,
+                  "1 for the engine's state; sleep at level 1 is weights_offloaded, at level 2 "
+                  "discard_all.",
+                  [(common | {"sleep_state": state}, float(level == number)) for number, state in
+                   enumerate(("awake", "weights_offloaded", "discard_all"))])
     yield _family("vllm:request_success", COUNTER, "Sequences that have ended, by reason.",
                   [(common | {"finished_reason": reason}, gauges.get(f"finished_{reason}", 0.0))
                    for reason in REASONS])

@@ -100,6 +100,14 @@ class Restarts:
         self._changed.add(role)
         return now + self._delay(record.delays - 1)
 
+    def on_released(self, role: str, now: float) -> None:
+        """It has ended, and is not needed for a while."""
+        record = self._record(role)
+        if record.working_since is not None:
+            record.worked += max(0.0, now - record.working_since)
+            record.working_since = None
+            self._changed.add(role)
+
     def forgive_last(self, role: str) -> None:
         """The last restart made progress towards the culprit: it does not count."""
         record = self._record(role)

@@ -8,8 +8,9 @@ from msgspec import Struct
 
 from actorium.actors.config.cluster_settings import REPLICA_ROLE
 from actorium.actors.core import IDLE_HEARTBEAT
-from actorium.actors.health import READY_PHASES, RESTING, SILENT
+from actorium.actors.health import READY_PHASES, RESTING, SILENT, SLEEPING, WAKING
 from actorium.actors.messages import Beat
+from actorium.actors.runtime.roles import SCHEDULER, WORKER, group_of
 
 LATE = 1.0
 """Seconds by which a heartbeat is overdue before its actor no longer counts as ready."""
@@ -80,9 +81,12 @@ def starting(role: str, pid: int, epoch: int, now: float) -> Supervised:
 def find_missing(actors: Iterable[Supervised], now: float, heartbeat: float, up: bool
                  ) -> list[Supervised]:
     """Those that are not ready. up: the engine has been; then replicas (`actors/cluster`) are not
-    missed as long as there is one."""
-    missing, has_replica = [], False
-    for actor in actors:
+    missed as long as there is one. While the engine sleeps or wakes, no worker is."""
+    missing, has_replica, all_of_them = [], False, list(actors)
+    sleeps = any(a.role == SCHEDULER and a.phase in (SLEEPING, WAKING) for a in all_of_them)
+    for actor in all_of_them:
+        if sleeps and group_of(actor.role) == WORKER:
+            continue
         if not actor.is_ready(now, heartbeat):
             missing.append(actor)
         else:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from actorium.actors.config.tree import RecoveryConfig
-from actorium.actors.health import EXITED
+from actorium.actors.health import ENDED
 from actorium.actors.messages import MAX_RESTARTS, Kill, Restarted, Spawn
 from actorium.actors.runtime.memory_limits import OOM_KILLED
 from actorium.actors.runtime.process import EXIT_FAULT, ProcessActivity, describe_exit
@@ -100,6 +100,10 @@ class Supervisor:
                                    f"{times} within {r.restart_window:g} s of work")
             self._orders.append(Kill(LAUNCHER, 0, self.give_up_reason))
 
+    def on_released(self, role: str, now: float) -> None:
+        """An actor has ended as ordered: its time of work stands still."""
+        self._restarts.on_released(group_of(role), now)
+
     def _goes_with_another(self, role: str) -> bool:
         """Whether another rank of its group has died, so that this one does, too."""
         due = self._due.get(group_of(role))
@@ -154,7 +158,7 @@ class Supervisor:
                 actor.hang_cause = hang.cause
                 self._orders.append(Kill(actor.role, actor.pid, f"{hang.cause}: {hang.text}"))
         for role, due in list(self._due.items()):
-            if now >= due.at and all(actors[mate].phase == EXITED for mate in mates(role, actors)):
+            if now >= due.at and all(actors[mate].phase in ENDED for mate in mates(role, actors)):
                 del self._due[role]
                 self._orders.append(Spawn(role, due.epoch))
         orders, self._orders = self._orders, []

@@ -48,9 +48,10 @@ FTYPES = {
     "F32": 0, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K_S": 11,
     "Q3_K_M": 12, "Q3_K": 12, "Q3_K_L": 13, "Q4_K_S": 14, "Q4_K_M": 15, "Q4_K": 15, "Q5_K_S": 16,
     "Q5_K_M": 17, "Q5_K": 17, "Q6_K": 18, "IQ2_XXS": 19, "IQ2_XS": 20, "IQ3_XXS": 23, "IQ1_S": 24,
-    "IQ4_NL": 25, "IQ3_S": 26, "IQ2_S": 28, "IQ4_XS": 30, "IQ1_M": 31, "TQ1_0": 36, "TQ2_0": 37,
+    "IQ4_NL": 25, "IQ3_S": 26, "IQ2_S": 29, "IQ4_XS": 30, "IQ1_M": 31, "TQ1_0": 36, "TQ2_0": 37,
     "MXFP4": 38}
-"""llama.cpp's numbers of file types (`llama_ftype`)."""
+"""llama.cpp's numbers of file types (`llama_ftype`), by the type of most matrices: what it calls
+IQ2_S has them in IQ2_XS, IQ2_M (29) in IQ2_S."""
 MIXTURES = [name for name in FTYPES if name.endswith(("K_S", "K_M", "K_L"))]
 """Those in which llama.cpp gives some matrices more bits than others."""
 TYPES = [name for name in FTYPES if name not in MIXTURES]

@@ -86,7 +86,7 @@ class RankGroup(ABC):
 
     def prepare(self, width: int, dtype: torch.dtype) -> None:  # noqa: B027
         """Choose how rows of so many numbers are summed, before anything is. All ranks call this
-        once, where they call it at all."""
+        once for each time that they load the model, where they call it at all."""
 
     @abstractmethod
     def all_reduce(self, x: Tensor) -> Tensor:

@@ -57,7 +57,8 @@ class TorchGroup(RankGroup):
         return dist.ProcessGroupNCCL(self.store, place.rank, place.size, options)
 
     def prepare(self, width: int, dtype: torch.dtype) -> None:
-        if self.device.type == "cuda" and self.place.size > 1:
+        # It stays over a sleep: the others have its memory open.
+        if self.device.type == "cuda" and self.place.size > 1 and self.one_shot is None:
             self.one_shot = open_all_reduce(self, self.device, self.store, self.name, width, dtype)
 
     def sums(self, dtype: torch.dtype) -> bool:

@@ -46,8 +46,7 @@ class HostPages:
         group, then checkpoints where there are any. things: make room for so many of each kind
         instead of spending a budget; native: use the C kernels, where there are some.
         """
-        self.stacks = [[stack.view(*stack.shape[:2], -1).view(torch.uint8) for stack in own]
-                       for own in kinds]
+        self.stacks = _as_bytes(kinds)
         """u1[layers, things, bytes], by kind."""
         widths = [[stack.shape[2] for stack in own for _ in stack] for own in self.stacks]
         self.totals = [*map(sum, widths)]
@@ -73,8 +72,17 @@ class HostPages:
                   for part in range(parts)]
         self._begins = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
         self._pieces = [piece for own in pieces for piece in own]
+        self.attach(kinds)
+
+    def attach(self, kinds: Sequence[Sequence[Tensor]]) -> None:
+        """Copies from and to these tensors from now on, of the shapes of those before."""
+        self.stacks = _as_bytes(kinds)
         self._here = self.addresses([rows for own in self.stacks for stack in own
                                      for rows in stack])
+
+    def detach(self) -> None:
+        """Lets go of the tensors; the slots keep what they hold."""
+        self.stacks, self._here = [], np.zeros((0, 3), np.int64)
 
     def addresses(self, tensors: Sequence[Tensor]) -> NDArray[np.int64]:
         """What `move` reads of things on the host. tensors: u1[things, bytes], of every layer, one
@@ -122,6 +130,10 @@ class HostPages:
         found = np.zeros(1, np.uint32)
         lib.crc_of(np.frombuffer(data, np.uint8).ctypes.data, len(data), found.ctypes.data)
         return int(found[0])
+
+
+def _as_bytes(kinds: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+    return [[stack.view(*stack.shape[:2], -1).view(torch.uint8) for stack in own] for own in kinds]
 
 
 def plan_rows(column: bytes) -> Rows:

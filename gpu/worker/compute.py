@@ -24,16 +24,22 @@ from actorium.actors.messages import (
     PageAnswer,
     PageOrder,
     Ready,
+    Reload,
     Reset,
     RowMask,
     StepPlan,
     StepResult,
+    ToWorker,
+    Unload,
+    Unloaded,
 )
+from actorium.actors.runtime.roles import rank_of
 
 if TYPE_CHECKING:
     import torch
 
-    from actorium.gpu.parallel.rank_group import StepGate
+    from actorium.gpu.parallel.rank_group import RankGroup, StepGate
+    from actorium.gpu.step.host_pages import HostPages
     from actorium.gpu.step.pools import PagePrefault
     from actorium.gpu.step.runner import ModelRunner
     from actorium.gpu.worker.disk_threads import DiskThreads
@@ -58,9 +64,11 @@ class ComputeThread:
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
-        self._work: SimpleQueue[StepPlan | Masks | Reset | None] = SimpleQueue()
+        self._work: SimpleQueue[StepPlan | Masks | Reset | Unload | Reload | None] = SimpleQueue()
         self._harvest: SimpleQueue[TimedStep] = SimpleQueue()
         self._ready: Ready
+        self._ranks: tuple[RankGroup, StepGate] | None = None
+        """None = not joined yet."""
         self._gate: StepGate
         self._post: WakeUp = lambda: None
         self._forget: WakeUp = lambda: None
@@ -68,9 +76,12 @@ class ComputeThread:
         self._epoch = 0
         """Epoch of the scheduler that is served."""
         self._disk: DiskThreads | None = None
+        self._steps_trace: StepTrace | None = None
+        self._unloaded = self._harvesting = False
+        """The engine sleeps; the thread that waits for results runs."""
         self._adopted = False
         """The scheduler has greeted this worker; plans before that are for its predecessor."""
-        self.results: deque[Ready | StepResult | PageAnswer] = deque()
+        self.results: deque[Ready | StepResult | PageAnswer | Unloaded] = deque()
         self.failure: BaseException | None = None
         self.phase, self.detail = "starting", "importing torch"
         self.memory: dict[str, float] = {}
@@ -90,7 +101,7 @@ class ComputeThread:
         threading.Thread(target=self._run_guarded, args=(self._compute,), name="compute",
                          daemon=True).start()
 
-    def submit(self, message: StepPlan | Masks | Reset | PageOrder | None) -> None:
+    def submit(self, message: ToWorker | None) -> None:
         """Queue a message. None: the scheduler has ended, and no masks will come."""
         if self._disk is not None and isinstance(message, PageOrder | Reset):
             self._disk.submit(message)  # orders do not wait behind the reset in the queue
@@ -110,15 +121,25 @@ class ComputeThread:
             self._post()
 
     def _compute(self) -> None:
-        runner, meter, ahead = self._load()
+        kept: HostPages | None = None
+        while True:
+            device, kept = self._serve(kept)
+            self._sleep(device)
+
+    def _serve(self, kept: HostPages | None) -> tuple[torch.device, HostPages | None]:
+        """Loads the model and runs plans until the engine sleeps. kept: host slots of before, and
+        what is returned of them. Nothing else refers to weights and pages afterwards."""
+        runner, meter, ahead = self._load(kept)
         self.served = runner.served
         from actorium.gpu.worker.timing import make_timer
 
-        timer = make_timer(runner.arrays.device, self._trace())
-        if timer.waits:
+        device = runner.arrays.device
+        self._steps_trace = self._steps_trace or self._trace()
+        timer = make_timer(device, self._steps_trace)
+        if timer.waits and not self._harvesting:
+            self._harvesting = True
             threading.Thread(target=self._run_guarded, args=(
-                lambda: self._harvest_results(runner.arrays.device),), name="harvest",
-                daemon=True).start()
+                lambda: self._harvest_results(device),), name="harvest", daemon=True).start()
         runner.wait = self._wait_for_masks
 
         def forget() -> None:
@@ -130,6 +151,12 @@ class ComputeThread:
             message = self._next_message(ahead)
             if isinstance(message, Reset):
                 self._apply_reset(message)
+            elif isinstance(message, Unload):
+                if message.epoch >= self._epoch:
+                    self._forget = lambda: None
+                    if runner.host is not None:
+                        runner.host.detach()
+                    return device, runner.host
             elif (not self._adopted or message.epoch != self._epoch
                   or not self._gate.opens(message.epoch, message.step)):
                 self.plans_dropped += 1
@@ -148,6 +175,25 @@ class ComputeThread:
                 if meter is not None and meter.measure_if_larger(message, runner.window):
                     self.memory = meter.footprint.gauges()
 
+    def _sleep(self, device: torch.device) -> None:
+        """Gives the memory back, and answers until it is to be loaded again."""
+        from actorium.gpu.worker.device import free_memory
+
+        free_memory(device)
+        self.memory, self._unloaded = {}, True
+        self._report("sleeping", "")
+        self._answer(Unloaded(self._epoch, rank_of(self._ctx.role)))
+        while not isinstance(message := self._work.get(), Reload):
+            if isinstance(message, Reset):
+                self._apply_reset(message)
+            elif isinstance(message, Unload):
+                self._answer(Unloaded(message.epoch, rank_of(self._ctx.role)))
+            elif isinstance(message, StepPlan):
+                self.plans_dropped += 1
+            elif message is None:
+                self._gate.leave()
+        self._unloaded = False
+
     def _wait_for_masks(self, plan: StepPlan) -> list[RowMask]:
         """Wait for the masks that follow a plan. Raises `StepAbandoned` where the scheduler was
         replaced or has ended, and `ValueError` on another plan of the same scheduler."""
@@ -165,7 +211,7 @@ class ComputeThread:
             elif message is None:
                 self._gate.leave()
                 raise StepAbandoned
-            elif self._apply_reset(message):
+            elif isinstance(message, Reset) and self._apply_reset(message):
                 raise StepAbandoned
 
     def _trace(self) -> StepTrace | None:
@@ -189,12 +235,12 @@ class ComputeThread:
                 self._disk.reset(reset.epoch)
         self._epoch, self._adopted = reset.epoch, reset.worker > 0
         if not self._adopted:
-            self.results.append(self._ready)
-            self._post()
+            self._answer(Unloaded(self._epoch, rank_of(self._ctx.role)) if self._unloaded
+                         else self._ready)
         return True
 
-    def _next_message(self, ahead: PagePrefault) -> StepPlan | Reset:
-        """The next plan or reset. While none is queued, memory of pages is populated."""
+    def _next_message(self, ahead: PagePrefault) -> StepPlan | Reset | Unload:
+        """The next plan, reset or unload. While none is queued, memory of pages is populated."""
         while True:
             try:
                 message = self._work.get_nowait()
@@ -204,12 +250,13 @@ class ComputeThread:
                 message = self._work.get()
             if isinstance(message, StepPlan):
                 ahead.note_pages(message)
-            if isinstance(message, StepPlan | Reset):
+            if isinstance(message, StepPlan | Reset | Unload):
                 return message
             if message is None:
                 self._gate.leave()
 
-    def _load(self) -> tuple[ModelRunner, WorkspaceMeter | None, PagePrefault]:
+    def _load(self, kept: HostPages | None
+              ) -> tuple[ModelRunner, WorkspaceMeter | None, PagePrefault]:
         start = perf_counter()
         from actorium.gpu.worker.preload import spin_rounds
 
@@ -217,10 +264,14 @@ class ComputeThread:
         from actorium.actors.runtime.worker_info import write_info
         from actorium.gpu.step.pools import PagePrefault
         from actorium.gpu.worker.device import join_ranks, open_device
+        from actorium.gpu.worker.tiers import KeptTier
 
-        group, self._gate = join_ranks(self._ctx)
+        first, self._ranks = self._ranks is None, self._ranks or join_ranks(self._ctx)
+        group, self._gate = self._ranks
+        group.timeout_s = self._ctx.config.runtime.start_timeout
         opened = open_device(self._ctx.config, self._ctx.epoch, self._report,
-                             {"import": perf_counter() - start}, group, self._ctx.run_dir)
+                             {"import": perf_counter() - start}, group, self._ctx.run_dir,
+                             None if kept is None else KeptTier(kept, self._disk))
         self._gate.timeout_s = group.timeout_s = STEP_TIMEOUT
         start = perf_counter()
         ahead = PagePrefault(opened.runner.pools,
@@ -234,10 +285,13 @@ class ComputeThread:
             write_info(self._ctx.run_dir, self._ctx.role, opened.info)
         if (images := opened.runner.tables.images) is not None:
             images.open(client_run_dir(self._ctx.config.cluster, self._ctx.run_dir))
-        self._ready, self._disk = opened.ready, opened.disk
-        if opened.disk is not None:
-            opened.disk.start(self._answer, self._run_guarded)
-        self.compilations.watch()
+        self._ready = opened.ready
+        if first:
+            self._disk = opened.disk
+            if opened.disk is not None:
+                opened.disk.start(self._answer, self._run_guarded)
+            self.compilations.watch()
+        self._adopted = False
         self.results.append(opened.ready)
         self._report("ready", opened.ready.device)
         return opened.runner, opened.meter, ahead
@@ -260,7 +314,7 @@ class ComputeThread:
         self.steps += 1
         self._post()
 
-    def _answer(self, answer: PageAnswer) -> None:
+    def _answer(self, answer: PageAnswer | Ready | Unloaded) -> None:
         self.results.append(answer)
         self._post()
 

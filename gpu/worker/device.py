@@ -4,6 +4,7 @@ reports what is there."""
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -56,7 +57,7 @@ from actorium.gpu.worker.measure import (
     profile,
     taken,
 )
-from actorium.gpu.worker.tiers import check_tiers, open_tiers, tier_capacity
+from actorium.gpu.worker.tiers import KeptTier, check_tiers, open_tiers, tier_capacity
 from actorium.gpu.worker.warmup import check_numbers, dummy_run, few_states, warm_up_kernels
 from actorium.kernels.backends import triton_fault
 
@@ -86,10 +87,12 @@ class OpenedDevice(NamedTuple):
 
 
 def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[str, float],
-                group: RankGroup = LoneRank(), run_dir: Path | None = None) -> OpenedDevice:
+                group: RankGroup = LoneRank(), run_dir: Path | None = None,
+                kept: KeptTier | None = None) -> OpenedDevice:
     """Loads the model, allocates, warms up. `seconds` (by phase) is completed and goes into
     `ready`. group: of the ranks that share the model, each of which calls this on a device of its
-    own; run_dir: the engine's, which remembers what its workers chose by measuring.
+    own; run_dir: the engine's, which remembers what its workers chose by measuring; kept: what is
+    left on the host of a device that was closed for a sleep.
 
     Raises `BadModel` or `BadConfig` with one line, and `GroupTimeout`.
     """
@@ -114,7 +117,7 @@ def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[s
     if device.type == "cpu" and not any(graphs):
         graphs = programs(meter, report)
     info = summarize(config, model, runner, plan, footprint, graphs, exact, _device_name(device))
-    disk = open_tiers(runner, config, info, model.shape, epoch, group.place)
+    disk = open_tiers(runner, config, info, model.shape, epoch, group.place, kept)
     if runner.staging is not None:
         footprint.measured["page_staging"] = runner.staging.nbytes
     ready = _ready(config, epoch, runner, model.shape, info, seconds, group.place)
@@ -227,6 +230,17 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         for option, value in MALLOPT.values():
             mallopt(option, value)
+
+
+def free_memory(device: torch.device) -> None:
+    """Give the system back the memory of what nothing refers to any more."""
+    gc.unfreeze()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+    else:
+        taken(device)  # which trims glibc's heap
 
 
 def check_positions(config: Config, shape: ModelShape, memory: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -57,24 +57,36 @@ def check_tiers(config: Config, shape: ModelShape) -> None:
             raise BadConfig(f"{flag}: {why}", f"memory.{flag}")
 
 
+class KeptTier(NamedTuple):
+    """What stays on the host while the engine sleeps."""
+
+    host: HostPages
+    disk: DiskThreads | None
+
+
 def open_tiers(runner: ModelRunner, config: Config, info: WorkerInfo, shape: ModelShape, epoch: int,
-               place: RankPlace) -> DiskThreads | None:
-    """Gives the runner its host slots, and a device that is not the host what copies to and from
-    them; returns the disk's threads, not begun. Raises `BadConfig`."""
+               place: RankPlace, kept: KeptTier | None = None) -> DiskThreads | None:
+    """Gives the runner its host slots, or those that were kept, and a device that is not the host
+    what copies to and from them; returns the disk's threads, not begun unless they were kept.
+    Raises `BadConfig`."""
     asked, bound = config.memory.host_cache, parse_disk_cache(config.memory.disk_cache)
     if not asked and bound is None:
         return None
     kinds = _kinds(runner)
     pages = BUFFER_STEPS * -(-config.scheduler.max_num_batched_tokens // runner.tables.page_size)
     groups = len(runner.pools)
-    host = HostPages(kinds, asked // place.size, () if asked else
-                     [pages + 1] * groups + [BUFFER_STATES] * (len(kinds) - groups),
-                     config.device.native_kernels)
+    if kept is None:
+        host = HostPages(kinds, asked // place.size, () if asked else
+                         [pages + 1] * groups + [BUFFER_STATES] * (len(kinds) - groups),
+                         config.device.native_kernels)
+    else:
+        host = kept.host
+        host.attach(kinds)
     runner.host = host
     if runner.arrays.device.type == "cuda":
         runner.staging = PageStaging(host, staging_bytes(config, shape) // 2)
-    if bound is None:
-        return None
+    if bound is None or kept is not None:
+        return None if kept is None else kept.disk
     if bound.bytes < 2 * host.width:
         raise BadConfig(f"disk_cache: {bound.bytes:,} bytes hold no two pages, which take "
                         f"{2 * host.width:,}", "memory.disk_cache")

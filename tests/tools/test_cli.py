@@ -71,7 +71,7 @@ def test_parsing_loads_nothing_heavy() -> None:
 
 
 BAD = [
-    (["sevre"], "sevre: no such command (did you mean serve?)"),
+    (["sevre"], "sevre: no such command (did you mean serve"),
     (["serve", "--max-num-seqs", "0"], "--max-num-seqs: must be between 1 and 32768, got 0"),
     (["generate", "--prompt", "x", "--block-size", "3"], "--block-size: must be a power of two"),
     (["chat", "--mem-fraction-static", "7"], "--mem-fraction-static: must be between"),

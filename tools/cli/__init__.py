@@ -26,6 +26,8 @@ COMMANDS = {
                 "flags"),
     "cluster": ("cluster", "status | scale | drain | up | join ...: replicas that come and go, on "
                 "one machine or several"),
+    "sleep": ("sleep", "[NAME]: a running engine gives back the memory of weights and pages"),
+    "wake": ("sleep", "[NAME]: an engine that sleeps loads its model again"),
     "flush-cache": ("ps", "[NAME]: let a running engine forget its cached prefixes"),
     "generate": ("generate", "[MODEL] --prompt TEXT ... | --input FILE.jsonl: an offline batch"),
     "chat": ("chat", "[MODEL]: talk to a model (--name: one that runs already)"),

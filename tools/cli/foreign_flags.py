@@ -51,6 +51,8 @@ ACCEPTED = (
           "piecewise-cuda-graph-compiler cuda-graph-tc-compiler torch-compile-max-bs "
           "max-seq-len-to-capture performance-mode"),
     Group("usage tells the cached tokens anyway", "cache-report prompt-tokens-details"),
+    Group("any engine sleeps when it is asked to (/sleep, /release_memory_occupation)",
+          "sleep-mode memory-saver"),
     Group("tool calls are found anyway (--tool-call-parser)", "auto-tool-choice"),
     Group("reasoning is found anyway (--reasoning-parser)", "reasoning"),
     Group("--log-level, --log-interval and --access-log say what is logged, never prompts",
@@ -232,7 +234,6 @@ REFUSED = (
           "worker-extension-cls custom-weight-loader", "middleware logits-processors"),
     Group("no code of others is run in an engine", unless="auto", valued="worker-cls"),
     Group("tokenizer.json is read", unless="auto fast slow hf", valued="tokenizer-mode"),
-    Group("weights stay on the device while the engine runs", "sleep-mode memory-saver"),
     Group("there is no such output", "return-hidden-states return-routed-experts"),
     Group("prompts are text or token ids, images and videos files", "prompt-embeds mm-embeds"),
     Group("ask for it in the request",

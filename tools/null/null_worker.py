@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from actorium.actors.config.parsed_values import parse_acceptance, parse_speculative
 from actorium.actors.config.tree import Config
 from actorium.actors.core import Context, Core, Health, Send
+from actorium.actors.health import SLEEPING
 from actorium.actors.messages import (
     Admit,
     Masks,
@@ -33,11 +34,14 @@ from actorium.actors.messages import (
     PageGroup,
     PageOrder,
     Ready,
+    Reload,
     Reset,
     RowMask,
     StepPlan,
     StepResult,
     ToWorker,
+    Unload,
+    Unloaded,
 )
 from actorium.actors.runtime.roles import rank_of
 from actorium.actors.runtime.splitmix64 import (
@@ -119,6 +123,7 @@ class NullWorker(Core):
         self._acknowledged = False
         """True once the scheduler has acknowledged this worker."""
         self._steps = 0
+        self._unloaded = False
         self._out: list[Send] = [Send("scheduler", self.ready)]
         debug = config.memory.debug_memory
         self.memory = PageMemory(self.ready) if debug else None
@@ -153,6 +158,13 @@ class NullWorker(Core):
     def on_message(self, message: ToWorker, now: float) -> None:
         if isinstance(message, Reset):
             self._reset(message)
+        elif isinstance(message, Unload):
+            self._unloaded = True
+            self._out.append(self._standing)
+        elif isinstance(message, Reload):
+            if self._unloaded:
+                self._unloaded = self._acknowledged = False
+                self._out.append(self._standing)
         elif not self._acknowledged or message.epoch != self._epoch:
             return
         elif isinstance(message, PageOrder):
@@ -191,7 +203,13 @@ class NullWorker(Core):
         if self.memory is not None:
             self.memory.clear()
         if not self._acknowledged:
-            self._out.append(Send("scheduler", self.ready))
+            self._out.append(self._standing)
+
+    @property
+    def _standing(self) -> Send:
+        """What it says of itself."""
+        return Send("scheduler", Unloaded(self._epoch, self.ready.rank) if self._unloaded
+                    else self.ready)
 
     def on_client(self, client: bytes, message: object, now: float) -> None:
         """A worker has no front."""
@@ -213,7 +231,8 @@ class NullWorker(Core):
 
     def health(self) -> Health:
         # A plan runs as soon as it is complete: nothing is in flight between two messages.
-        return Health("idle" if self._steps else "ready", self._steps, 60.0)
+        phase = SLEEPING if self._unloaded else "idle" if self._steps else "ready"
+        return Health(phase, self._steps, 60.0)
 
     # --- a step ----------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from actorium.actors.gateway.engine_call import call_of, engine_of
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError
 from actorium.actors.gateway.http.replies import JsonReply
 from actorium.actors.gateway.served_model import ServedModel
+from actorium.actors.health import activity_of
 from actorium.actors.watchdog.probe_server import SOCKET
 
 STARTED = int(time())
@@ -87,7 +88,8 @@ async def version(http: HttpRequest) -> Response:
 
 
 async def health(http: HttpRequest) -> Response:
-    """Handles `/health`: whether a request that came now would be served."""
+    """Handles `/health`: whether a request that came now would be served, at once or, while the
+    engine is paused or sleeps, later."""
     gateway = call_of(http).gateway
     try:
         status = await gateway.engine.client.status()
@@ -95,7 +97,7 @@ async def health(http: HttpRequest) -> Response:
         raise HttpError(503, error.message, None, SERVER, "unavailable") from None
     if gateway.draining or not status.ready:
         raise HttpError(503, status.error or "not ready", None, SERVER, "unavailable")
-    return JsonReply({"ready": True})
+    return JsonReply({"ready": True, "state": activity_of(status.actors)})
 
 
 async def is_scaling(http: HttpRequest) -> Response:

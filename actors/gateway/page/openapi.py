@@ -35,6 +35,7 @@ from actorium.actors.gateway.api.sampling_fields import UNSUPPORTED, unsupported
 from actorium.actors.gateway.api.scoring import RerankBody, ScoreBody
 from actorium.actors.gateway.api.sglang import AbortBody
 from actorium.actors.gateway.api.sglang_body import GenerateBody
+from actorium.actors.gateway.api.sleep_routes import OccupationBody, PauseBody
 from actorium.actors.gateway.api.tokens import DetokenizeBody, TokenizeBody
 from actorium.actors.gateway.http.api_keys import Keys
 from actorium.actors.gateway.http.replies import JsonReply
@@ -139,6 +140,16 @@ OPERATIONS: dict[str, Operation] = {
     "ollama_delete": Operation("Not supported"),
     "ollama_make": Operation("Not supported"),
     "health": Operation("Whether a request that came now would be served"),
+    "sleep": Operation("Give back the memory of weights and pages"),
+    "wake_up": Operation("Load the model again"),
+    "is_sleeping": Operation("Whether the engine sleeps"),
+    "pause": Operation("Hold requests back"),
+    "resume": Operation("Let requests go on"),
+    "is_paused": Operation("Whether the engine is paused"),
+    "release_memory": Operation("As /sleep at level 1, when nothing runs", OccupationBody),
+    "resume_memory": Operation("As /wake_up", OccupationBody),
+    "pause_generation": Operation("As /pause", PauseBody),
+    "continue_generation": Operation("As /resume"),
     "openapi": Operation("This"),
     "probe": Operation("A probe of the watchdog"),
 }

@@ -73,18 +73,25 @@ class HostTier(TreeObserver):
     """The books of a worker's host slots."""
 
     def __init__(self, kv_cache: KVCacheManager, worker: Ready, epoch: int = 0,
-                 ranks: int = 1) -> None:
-        """epoch: the scheduler's."""
+                 ranks: int = 1, before: HostTier | None = None) -> None:
+        """epoch: the scheduler's; before: what a worker of this epoch has kept over a sleep."""
         self.stored = self.unstored = self.hits = self.corrupt = 0
         """Pages, since the worker started."""
         self._kv_cache, self._ranks = kv_cache, ranks
-        self.slots = TierSlots(worker.host_pages, bool(worker.disk))
-        self.disk = DiskBooks(self.slots, epoch, ranks, worker.disk) if worker.disk else None
+        self._epoch, self._worker = epoch, worker.epoch
+        self.slots: TierSlots
+        self.disk: DiskBooks | None
+        if before is not None and before._worker == worker.epoch:
+            self.slots, self.disk = before.slots, before.disk
+            self.stored, self.unstored = before.stored, before.unstored
+            self.hits, self.corrupt = before.hits, before.corrupt
+        else:
+            self.slots = TierSlots(worker.host_pages, bool(worker.disk))
+            self.disk = DiskBooks(self.slots, epoch, ranks, worker.disk) if worker.disk else None
         windows, size = kv_cache.windows, kv_cache.page_size
         parts = [*worker.host_parts, *[1] * (1 + len(windows))][:len(windows) + worker.recurrent]
         self.needs = PageNeeds(tuple(window and max(1, -(-(window - 1) // size))
                                      for window in windows), tuple(parts), worker.recurrent)
-        self._epoch, self._worker = epoch, worker.epoch
         self._store: list[tuple[int, int, int]] = []
         self._load: list[tuple[int, int, int]] = []
         self._stored: list[tuple[bytes, int]] = []
@@ -105,6 +112,16 @@ class HostTier(TreeObserver):
     def due(self) -> bool:
         """Whether the next plan has copies to make."""
         return bool(self._store or self._load)
+
+    @property
+    def fetching(self) -> bool:
+        """Whether pages are on their way back."""
+        return bool(self._fetches)
+
+    @property
+    def busy(self) -> bool:
+        """Whether copies are to be made, or not confirmed yet."""
+        return self.due or bool(self._copies or self._fetches)
 
     # --- out -------------------------------------------------------------------------------------
 

@@ -21,10 +21,12 @@ from actorium.actors.config.retention import RETAINED_BYTES, RETAINED_REQUESTS
 from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.core import LEDGER, Send
 from actorium.actors.ledger.records import (
+    ACTIVITY,
     ADMISSION,
     BATCH,
     COUNTS,
     NO_MARKS,
+    ActivityRecord,
     AdmissionRecord,
     CountsRecord,
     LedgerEntry,
@@ -184,6 +186,11 @@ class RecoveryLog:
         """Records what a wake has counted, if anything."""
         if self._writes and counts is not None:
             self._write(make_record(COUNTS, counts))
+
+    def activity(self, record: ActivityRecord) -> None:
+        """Records that the engine is to sleep, to be paused, or to go on."""
+        if self._writes:
+            self._write(make_record(ACTIVITY, record))
 
     def _write(self, written: LedgerRecord) -> None:
         self._records.append(Send(LEDGER, written))

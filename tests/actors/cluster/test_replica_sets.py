@@ -211,6 +211,10 @@ class FakeChildren:
     def end_mates(self, child: FakeChild) -> None:
         pass
 
+    def released(self, role: str) -> bool:
+        """A cluster's router orders no sleep."""
+        return False
+
     def children(self) -> list[Child]:
         return [Child(c.role, c.pid, c.epoch) for c in self.running.values()]
 

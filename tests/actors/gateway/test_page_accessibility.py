@@ -125,7 +125,7 @@ def test_drawers_by_keyboard(browser: Browser) -> None:
         tab.press("Enter")
         tab.wait("document.activeElement.id === 'panel'")
         tab.press("Tab")
-        tab.wait("document.activeElement.id === 'temperature'")
+        tab.wait("document.activeElement.id === 'temperature' && !document.getAnimations().length")
         reached = tabbed(tab)
         assert "temperature" in reached and "text" not in reached and "new" not in reached
         tab.press("Escape")

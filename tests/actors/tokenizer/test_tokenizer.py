@@ -14,12 +14,16 @@ from helpers_speed import slowness
 from helpers_text import byte_level, context, i4, ints, loaded, write_model
 
 from actorium.actors.client.requests import encode_raw
-from actorium.actors.errors import BadConfig, BadModel
+from actorium.actors.config.cluster_settings import ClusterConfig
+from actorium.actors.config.tree import Config, RecoveryConfig
+from actorium.actors.errors import BadConfig, BadModel, InvalidRequest
 from actorium.actors.messages import (
     Abort,
     AbortRequest,
     Accepted,
     ChatMessage,
+    Control,
+    ControlRequest,
     Detokenize,
     Detokenized,
     Flush,
@@ -41,7 +45,7 @@ from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.mailbox import describe_bad_frame
 from actorium.actors.runtime.splitmix64 import splitmix64
 from actorium.actors.tokenizer import core as tokenizer_core
-from actorium.actors.tokenizer.core import SUBMIT_AGAIN, TokenizerCore
+from actorium.actors.tokenizer.core import SUBMIT_AGAIN, TokenizerCore, check_control
 from actorium.actors.tokenizer.defaults import Seeds
 
 CLIENT = b"client"
@@ -320,6 +324,26 @@ def test_the_other_questions(core: TokenizerCore) -> None:
 def test_flush_cache_goes_to_the_scheduler(core: TokenizerCore) -> None:
     (send,) = (core.on_client(CLIENT, FlushCache("f"), NOW), core.on_wake(NOW))[1]
     assert (send.to, send.message) == ("scheduler", Flush("f", CLIENT))
+
+
+@pytest.mark.parametrize(("config", "level", "why"), [
+    (Config(), 2, ""), (Config(recovery=RecoveryConfig(restart=False)), 1, ""),
+    (Config(recovery=RecoveryConfig(restart=False)), 2, "level: 2 ends"),
+    (Config(cluster=ClusterConfig(replicas=2)), 1, "sleep: a cluster's router cannot")])
+def test_an_order_to_sleep_goes_to_the_scheduler_or_is_refused(config: Config, level: int,
+                                                               why: str) -> None:
+    control = Control("c", "sleep", level)
+    if why:
+        with pytest.raises(InvalidRequest, match=why):
+            check_control(control, config)
+    else:
+        check_control(control, config)
+
+
+def test_control_goes_to_the_scheduler(core: TokenizerCore) -> None:
+    control = Control("c", "pause", mode="keep")
+    (send,) = (core.on_client(CLIENT, control, NOW), core.on_wake(NOW))[1]
+    assert (send.to, send.message) == ("scheduler", ControlRequest(CLIENT, control))
 
 
 def test_tenant_and_priority_reach_the_scheduler(core: TokenizerCore) -> None:

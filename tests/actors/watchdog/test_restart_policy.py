@@ -344,3 +344,15 @@ def test_forgiven_restarts_are_forgiven_by_the_next_watchdog() -> None:
     heir.restore([news])
     heir.on_exit(starting("worker-0", 6, 2, 2.0), -11, "", 3.0)
     assert heir.give_up_reason is None
+
+
+def test_time_in_which_the_engine_sleeps_is_no_work() -> None:
+    """Else a sleep of an hour between two deaths would have them forgotten."""
+    policy = Restarts(1, 60.0, 7)
+    policy.on_ready("a", 0.0)
+    assert policy.on_death("a", 10.0) is not None
+    policy.on_ready("a", 11.0)
+    policy.on_released("a", 12.0)
+    policy.on_released("a", 13.0)
+    policy.on_ready("a", 4000.0)
+    assert policy.on_death("a", 4001.0) is None

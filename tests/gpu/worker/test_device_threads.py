@@ -57,7 +57,7 @@ def test_results_are_waited_for_on_the_ranks_device(
     ahead = SimpleNamespace(some=lambda: False, note_pages=lambda plan: None)
     compute = ComputeThread(Context(Config(), Path("/nowhere"), "worker", 1, 1))
 
-    def load() -> Any:
+    def load(kept: Any) -> Any:
         torch.cuda.set_device(SECOND)  # as `pick_device` does
         return runner, None, ahead
 

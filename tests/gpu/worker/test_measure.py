@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import json
 import mmap
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from helpers_cli import Cli, cli, eventually
+from helpers_speed import slowness
 
 from actorium.actors.client.client import Client, SamplingParams
 from actorium.actors.config.tree import (
@@ -34,8 +35,6 @@ from actorium.tools.cli.status import device_memory
 __all__ = ["cli"]
 CPU = torch.device("cpu")
 MIB = 1 << 20
-M_MMAP_THRESHOLD = -3
-"""Of glibc's `mallopt`; 128 KiB unless said otherwise."""
 NAMES = {"weights", "tables", "states", "pages", "workspace"}
 MODEL: dict[str, Any] = {
     "architectures": ["Qwen3_5ForCausalLM"], "vocab_size": 8000, "hidden_size": 256,
@@ -52,22 +51,12 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def opened(path: Path) -> OpenedDevice:
+def _open(path: Path) -> OpenedDevice:
     config = Config(model=ModelConfig(model=str(path), load_format="dummy"),
                     memory=MemoryConfig(kv_cache_bytes=32 * MIB),
                     scheduler=SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64),
                     device=DeviceConfig(device="cpu", threads=1))
-    # What earlier tests of this process have left is not to be given back in between, and weights
-    # are not to lie in it: blocks of their size are mapped anew, and counted.
-    gc.collect()
-    libc = ctypes.CDLL(None)
-    libc.malloc_trim(0)
-    libc.mallopt(M_MMAP_THRESHOLD, 1 << 16)
-    try:
-        return open_device(config, 1, lambda phase, detail: None, {})
-    finally:
-        libc.mallopt(M_MMAP_THRESHOLD, 1 << 17)
+    return open_device(config, 1, lambda phase, detail: None, {})
 
 
 def _i4(*values: Any) -> bytes:
@@ -136,8 +125,16 @@ def test_the_profile_stops_before_it_is_slow(
     assert sizes == ran
 
 
-def test_the_worker_measures_what_the_plan_expects(opened: OpenedDevice) -> None:
-    told = opened.footprint
+def test_the_worker_measures_what_the_plan_expects(path: Path) -> None:
+    """In a process of its own, as a worker is: what other tests have left in memory may be given
+    back while weights are read, and would be taken off them."""
+    code = ("import json, pathlib, sys; sys.path[:0] = sys.argv[2:]; import test_measure as test; "
+            "found = test._open(pathlib.Path(sys.argv[1])).footprint; "
+            "print(json.dumps([found.planned, found.measured, found.step]))")
+    done = subprocess.run([sys.executable, "-c", code, path, *sys.path], capture_output=True,
+                          text=True, check=True, timeout=120 * slowness())
+    planned, measured, step = json.loads(done.stdout.splitlines()[-1])
+    told = Footprint(planned, measured, StepSize(*step))
     assert set(told.planned) == set(told.measured) == NAMES
     for name in ("tables", "states", "pages"):
         assert told.measured[name] == told.planned[name] > 0
@@ -147,7 +144,8 @@ def test_the_worker_measures_what_the_plan_expects(opened: OpenedDevice) -> None
     assert told.gauges()["workspace_tokens"] == told.step.tokens
 
 
-def test_real_steps_go_on_measuring(opened: OpenedDevice) -> None:
+def test_real_steps_go_on_measuring(path: Path) -> None:
+    opened = _open(path)
     assert opened.meter is not None
     before, size = opened.footprint.measured["workspace"], opened.footprint.step.tokens
     plan = StepPlan(1, 1, extend=_i4((1, 4 * size)))

@@ -1,12 +1,4 @@
-"use strict";
 const SHOWN = 200000; // characters of an answer
-const $ = id => document.getElementById(id);
-const el = (tag, className, ...children) => {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  made.append(...children);
-  return made;
-};
 let components = {};
 
 /* ---- schemas ---- */
@@ -96,7 +88,7 @@ function trial(path, method, body) {
   text.value = body ? example(named(body)) : "";
   text.setAttribute("aria-label", "Body");
   text.spellcheck = false;
-  const send = el("button", "", "Send");
+  const send = el("button", "main", "Send");
   const stop = el("button", "quiet", "Stop");
   const status = el("span", "about");
   const out = el("pre");
@@ -112,7 +104,7 @@ function trial(path, method, body) {
     try {
       const answer = await fetch(place.value.replace(/^\//, ""), {
         method: method.toUpperCase(), signal: running.signal, body: body ? text.value : undefined,
-        headers: { ...(body ? { "content-type": "application/json" } : {}), ...($("key").value ? { authorization: `Bearer ${$("key").value}` } : {}) },
+        headers: { ...(body ? { "content-type": "application/json" } : {}), ...headers() },
       });
       status.className = answer.ok ? "about" : "bad";
       await show(answer, out);
@@ -151,9 +143,7 @@ function filter() {
   for (const group of document.querySelectorAll("section")) group.hidden = !group.querySelector("details.route:not([hidden])");
 }
 async function main() {
-  const answer = await fetch("openapi.json");
-  if (!answer.ok) throw new Error(`openapi.json: ${answer.status} ${answer.statusText}`);
-  const made = await answer.json();
+  const made = await getJson("openapi.json");
   components = made.components?.schemas ?? {};
   $("title").textContent = `${made.info.title} ${made.info.version}: HTTP API`;
   const left = new Map(Object.entries(made.paths));

@@ -4,7 +4,7 @@ const COLUMNS = [["gateway"], ["tokenizer", "media"], ["scheduler"], ["worker", 
 const WAYS = [["gateway", "tokenizer"], ["gateway", "media"], ["media", "scheduler"], ["tokenizer", "scheduler"], ["scheduler", "worker"], ["worker", "detokenizer"],
   ["scheduler", "replica"], ["replica", "detokenizer"]];
 const QUEUES = { gateway: "open", tokenizer: "waiting", media: "waiting", scheduler: "waiting", detokenizer: "open" };
-const GOOD = ["ready", "idle", "stepping"];
+const GOOD = ["ready", "idle", "stepping", "paused", "sleeping", "waking", "released"];
 const kindOf = role => role.replace(/(\.|-|@).*$/, "");
 const vector = (tag, fields, ...children) => {
   const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
