@@ -1,0 +1,85 @@
+"""Facts of a model from its files' headers."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from actorium.actors.errors import BadModel
+from actorium.actors.models.gguf_folder import gguf_folder
+from actorium.actors.models.model_facts import ModelFacts, model_facts
+
+
+def checkpoint(folder: Path, tensors: dict[str, tuple[str, list[int]]], **config: Any) -> Path:
+    """A directory whose file has a header and no numbers."""
+    header = json.dumps({"__metadata__": {"format": "pt"}} | {
+        name: {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]}
+        for name, (dtype, shape) in tensors.items()}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3"} | config))
+    return folder
+
+
+def test_a_checkpoint(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, {"a": ("BF16", [30, 20]), "b": ("F32", [7])})
+    facts = model_facts(folder)
+    size = (folder / "model.safetensors").stat().st_size
+    assert (facts.format, facts.family, facts.quantization) == ("safetensors", "qwen3", "BF16")
+    assert (facts.parameters, facts.size) == (607, size) and len(facts.digest) == 64
+    assert facts.modified == (folder / "model.safetensors").stat().st_mtime
+    assert model_facts(folder) == facts
+    checkpoint(tmp_path, {"a": ("BF16", [30, 20]), "b": ("F32", [7])}, rope_theta=5)
+    assert model_facts(folder).digest != facts.digest
+
+
+def test_packed_numbers_are_not_counted(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, {"a": ("I32", [30, 20]), "s": ("F16", [30])},
+                        quantization_config={"quant_method": "awq"})
+    facts = model_facts(folder)
+    assert (facts.quantization, facts.parameters) == ("AWQ", 0)
+
+
+def test_a_model_without_weights(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"text_config": {"model_type": "gemma3_text"}}')
+    facts = model_facts(tmp_path)
+    assert facts == ModelFacts(format="safetensors", family="gemma3_text", digest=facts.digest)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 8, struct.pack("<Q", 2) + b"[]",
+                                     struct.pack("<Q", 12) + b'{"a":{"b":1}}'[:12],
+                                     struct.pack("<Q", 13) + b'{"a":{"b":1}}'])
+def test_a_file_that_is_none_is_named(tmp_path: Path, content: bytes) -> None:
+    folder = checkpoint(tmp_path, {})
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(BadModel, match=r"model\.safetensors is no safetensors file"):
+        model_facts(folder)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("tiny-Q4_K_M.gguf", "Q4_K_M"), ("tiny.gguf", "F16")])
+def test_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+                     ) -> None:
+    """By its name, or by what most of its numbers are."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    writer = gguf.GGUFWriter(tmp_path / name, "llama")
+    writer.add_context_length(64)
+    writer.add_embedding_length(8)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(16)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tensor("token_embd.weight", np.zeros((10, 8), np.float16))
+    writer.add_tensor("output_norm.weight", np.zeros(8, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    facts = model_facts(gguf_folder(tmp_path / name))
+    assert (facts.format, facts.family, facts.quantization) == ("gguf", "llama", kind)
+    assert (facts.parameters, facts.size) == (88, (tmp_path / name).stat().st_size)
