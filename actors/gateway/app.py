@@ -13,6 +13,7 @@ from actorium.actors.gateway.api import (
     anthropic_messages,
     engine_routes,
     inference,
+    llama_server,
     responses,
     scoring,
     sglang,
@@ -23,6 +24,7 @@ from actorium.actors.gateway.api.anthropic_messages import MessagesTurn
 from actorium.actors.gateway.api.chat_completions import ChatTurn
 from actorium.actors.gateway.api.completions import CompletionsTurn
 from actorium.actors.gateway.api.inference import InferenceTurn
+from actorium.actors.gateway.api.llama_completion import InfillTurn, LlamaCompletionTurn
 from actorium.actors.gateway.api.sglang import GenerateTurn
 from actorium.actors.gateway.http.guard import Guard
 from actorium.actors.gateway.http.routes import ROUTES
@@ -81,6 +83,14 @@ def handlers_of(engine: ServedEngine) -> dict[str, Handler]:
         "detokenize": tokens.detokenize,
         "generate": GenerateTurn.handle,
         "abort": sglang.abort,
+        "llama_completion": LlamaCompletionTurn.handle,
+        "infill": InfillTurn.handle,
+        "apply_template": llama_server.apply_template,
+        "props": llama_server.props,
+        "change_props": llama_server.change_props,
+        "slots": llama_server.slots,
+        "lora_adapters": llama_server.lora_adapters,
+        "embeddings": llama_server.embeddings,
         "flush_cache": engine_routes.flush_cache,
         "model_info": engine_routes.model_info,
         "server_info": engine_routes.server_info,
