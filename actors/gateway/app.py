@@ -87,7 +87,6 @@ def handlers_of(engine: ServedEngine) -> dict[str, Handler]:
         "infill": InfillTurn.handle,
         "apply_template": llama_server.apply_template,
         "props": llama_server.props,
-        "change_props": llama_server.change_props,
         "slots": llama_server.slots,
         "lora_adapters": llama_server.lora_adapters,
         "embeddings": llama_server.embeddings,

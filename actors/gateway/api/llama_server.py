@@ -24,7 +24,9 @@ FAIL_ON_NO_SLOT = "fail_on_no_slot"
 
 
 async def props(http: HttpRequest) -> Response:
-    """Handles `GET /props`."""
+    """Handles `/props`. Raises `HttpError` 501 on a POST, which would change them."""
+    if http.method == "POST":
+        raise _missing("properties cannot be changed while the engine runs")
     engine = engine_of(http)
     model = await engine.served_model()
     info = model.info
@@ -41,11 +43,6 @@ async def props(http: HttpRequest) -> Response:
         "eos_token": await engine.client.detokenize(eos[:1]) if eos and known else "",
         "endpoint_slots": True, "endpoint_props": False, "endpoint_metrics": True,
         "build_info": f"actorium-{__version__}", "is_sleeping": False})
-
-
-async def change_props(http: HttpRequest) -> Response:
-    """Handles `POST /props`. Raises `HttpError` 501."""
-    raise _missing("properties cannot be changed while the engine runs")
 
 
 async def slots(http: HttpRequest) -> Response:

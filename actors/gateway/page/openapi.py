@@ -110,7 +110,6 @@ OPERATIONS: dict[str, Operation] = {
     "infill": Operation("Fill in the middle, as llama-server does", InfillBody, OneOrSeveral, True),
     "apply_template": Operation("The text that a conversation becomes", ChatBody),
     "props": Operation("The model and the defaults, as llama-server has them"),
-    "change_props": Operation("Not supported"),
     "slots": Operation("How many sequences run", answer=list[dict[str, Any]]),
     "lora_adapters": Operation("There are none", answer=list[dict[str, Any]]),
     "embeddings": Operation("Not supported"),
