@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator
 from time import monotonic
 from typing import Any, ClassVar
 
+import msgspec
+
 from actorium.actors.client.requests import Request, StreamDelta
 from actorium.actors.gateway.answer_events import (
     ABORT,
@@ -146,15 +148,15 @@ class LlamaCompletionTurn(HttpTurn):
 
     async def _bias(self) -> dict[int, float] | None:
         given = self.body.logit_bias or ()
-        made: dict[int, float] = {}
+        biases: dict[int, float] = {}
         for token, value in given.items() if isinstance(given, dict) else given:
             if value is True:
                 raise bad_field("logit_bias", "a number, or false for never; got true")
             bias = NEVER if value is False else float(value)
             ids = [int(token)] if isinstance(token, int) or token.isdecimal() \
                 else await self.engine.client.tokenize(token, False)
-            made |= dict.fromkeys(ids, bias)
-        return made or None
+            biases |= dict.fromkeys(ids, bias)
+        return biases or None
 
     @property
     def _prompt_only(self) -> bool:
@@ -211,10 +213,21 @@ class LlamaCompletionTurn(HttpTurn):
         choice.add(event)
         out = b""
         if (event.text or event.token_ids) and not self._prompt_only:
-            out = sse_event(self._partial(event))
+            out = b"".join([sse_event(self._partial(one)) for one in self._single_tokens(event)])
         if event.finish_reason is not None:
             out += sse_event(self._final(event))
         return out
+
+    def _single_tokens(self, event: ChoiceEvents) -> list[ChoiceEvents]:
+        """Returns the event cut into those of single tokens where it shows their probabilities,
+        as clients expect them; all the text comes with the last."""
+        if not event.logprobs or len(event.logprobs) != len(event.token_ids):
+            return [event]
+        last = len(event.token_ids) - 1
+        return [msgspec.structs.replace(
+            event, parts=event.parts if i == last else [], token_ids=[token], logprobs=[logprob])
+            for i, (token, logprob) in enumerate(zip(event.token_ids, event.logprobs,
+                                                     strict=True))]
 
     def _partial(self, event: ChoiceEvents) -> dict[str, Any]:
         shown: dict[str, Any] = {

@@ -95,6 +95,7 @@ def test_a_stream_has_the_same_in_parts(http: httpx.Client) -> None:
     assert "timings" not in streamed(http, **GREEDY)[0]
     shown = [one for part in parts for one in part["completion_probabilities"]]
     assert [one["id"] for one in shown] == whole["tokens"]
+    assert all(len(one["completion_probabilities"]) == 1 for one in parts)
     first = whole["completion_probabilities"][0]
     assert first["token"].encode() == bytes(first["bytes"]) and len(first["top_logprobs"]) == 2
     assert first["logprob"] == pytest.approx(first["top_logprobs"][0]["logprob"])
