@@ -20,6 +20,8 @@ from actorium.actors.params import MAX_LOGPROBS, MAX_STOP_CHARS, SamplingParams,
 
 RANDOM_SEEDS = (-1, 2**32 - 1)
 """llama.cpp's values for a random seed."""
+LAST_N = 64
+"""llama.cpp's default of `repeat_last_n`, which clients send with any penalty."""
 NEVER = -100.0
 """OpenAI's bias of a token that is not to be generated."""
 ENGINE_FIELDS = {
@@ -97,7 +99,8 @@ class LlamaCompletionBody(Struct, kw_only=True):
     min_p: float | None = None
     repeat_penalty: float | None = None
     repeat_last_n: int | None = None
-    """The tokens that penalties look at: -1, or as many as the context has, or 0 for none."""
+    """The tokens that penalties look at: -1, or as many as the context has, or 0 for none. 64 is
+    taken as -1."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     samplers: str | list[str] | None = None
@@ -219,16 +222,19 @@ class LlamaCompletionBody(Struct, kw_only=True):
         if self.repeat_last_n is not None and "penalties" in active_samplers(defaults | wanted):
             if self.repeat_last_n == 0:
                 wanted |= {name: _OFF[name] for name in _PENALTIES}
-            elif 0 < self.repeat_last_n < context:
+            elif 0 < self.repeat_last_n < context and self.repeat_last_n != LAST_N:
                 raise bad_field("repeat_last_n", "penalties look at all tokens here: leave it "
                                 f"out, or use -1; got {self.repeat_last_n}")
         return wanted
 
-    @property
-    def passed_over(self) -> list[str]:
-        """Returns what is accepted and does not happen: the sampler of editors."""
+    def passed_over(self, active: Sequence[str]) -> list[str]:
+        """Returns what clients ask for by default, is accepted and does not happen. active: the
+        samplers that do something."""
         listed = () if self.samplers is None else sampler_names(self.samplers)
-        return [f"samplers.{INFILL}"] if INFILL in listed else []
+        names = [f"samplers.{INFILL}"] if INFILL in listed else []
+        if self.repeat_last_n == LAST_N and "penalties" in active:
+            names.append("repeat_last_n")
+        return names
 
 
 class InfillBody(LlamaCompletionBody, kw_only=True):

@@ -164,7 +164,7 @@ class LlamaCompletionTurn(HttpTurn):
         return self.body.limit == 0
 
     def _headers(self, requests: list[Request]) -> dict[str, str]:
-        passed_over = self.body.passed_over
+        passed_over = self.body.passed_over(self._settings["samplers"])
         return super()._headers(requests) | (
             {SCHEMA_HEADER: ", ".join(passed_over)} if passed_over else {})
 

@@ -172,6 +172,11 @@ def test_what_editors_ask_for(http: httpx.Client) -> None:
     assert answer.headers["x-actorium-passed-over"] == "samplers.infill"
     settings = answer.json()["generation_settings"]
     assert settings["samplers"] == ["top_k", "top_p"] and settings["temperature"] == 1.0
+    for penalty, shown in ((1.1, "repeat_last_n"), (1.0, None)):
+        answer = http.post("/completion", json={
+            "prompt": PROMPT, "n_predict": 1, "repeat_penalty": penalty, "repeat_last_n": 64})
+        assert answer.headers.get("x-actorium-passed-over") == shown
+        assert answer.json()["generation_settings"]["repeat_last_n"] == -1
 
 
 def test_questions_about_the_server(packaged: Served, http: httpx.Client) -> None:
@@ -219,7 +224,7 @@ def test_infill_without_the_tokens_for_it(http: httpx.Client) -> None:
     ({"samplers": ["top_k", "nope"]}, "samplers"), ({"samplers": "kz"}, "samplers"),
     ({"samplers": ["top_p", "top_p"], "top_p": 0.5}, "samplers"),
     ({"samplers": ["top_p", "temperature"], "top_p": 0.5}, "samplers"),
-    ({"repeat_penalty": 1.1, "repeat_last_n": 64}, "repeat_last_n"),
+    ({"repeat_penalty": 1.1, "repeat_last_n": 65}, "repeat_last_n"),
     ({"repeat_penalty": -1}, "repeat_penalty"), ({"n_predict": -2}, "n_predict"),
     ({"n_cmpl": 1000}, "n_cmpl"), ({"prompt": []}, "prompt"), ({"prompt": ""}, "prompt"),
     ({"prompt": [["a", [1]]]}, "prompt"), ({"prompt": [1] * 5000}, "prompt"),
