@@ -1,5 +1,5 @@
-"""For llama.cpp's tests of its server: what its tiny model would say does not count, only that there
-is a text."""
+"""For llama.cpp's tests of its server: what its tiny model would say does not count, only that
+there is a text."""
 
 import utils
 
