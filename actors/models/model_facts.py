@@ -74,8 +74,8 @@ def _gguf_facts(file: Path) -> CheckpointFacts:
         elements[tensor.type.name] += math.prod(tensor.shape)
     if kind == file.name and elements:  # the name does not say: what most weights are in
         kind = elements.most_common(1)[0][0]
-    return CheckpointFacts(format=GGUF, family=header.text("general.architecture"), quantization=kind,
-                      parameters=elements.total())
+    return CheckpointFacts(format=GGUF, family=header.text("general.architecture"),
+                           quantization=kind, parameters=elements.total())
 
 
 def _checkpoint_facts(config: dict[str, Any], files: Sequence[Path]) -> CheckpointFacts:
