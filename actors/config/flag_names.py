@@ -49,7 +49,7 @@ INVERSES: dict[str, str] = {"cuda-graph": "enforce_eager"}
 """Switches of other tools -> the switch here that means the opposite."""
 
 OF_TESTS = frozenset(("force_preempt_every", "force_acceptance", "null_worker", "replica_of",
-                      "exact_costs", "upgrade_fault"))
+                      "exact_costs", "upgrade_fault", "engine_of"))
 """Fields whose flags tests and other processes of ours write: taken, and not shown to users."""
 
 SHORT: dict[str, str] = {

@@ -23,13 +23,13 @@ class ModelsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Folder of models, each under its name there: folders in HF format and .gguf files. It is read
     again when a request names a model that is not known."""
     models: str | None = None
-    """TOML file of models, with a table each: what serves it (`model`), further names (`names`),
-    `keep_alive`, `pinned`, `load_on_start`, and any flag of `serve` for its engine."""
+    """TOML file of models, with a table each, by name: what its engine is started with (`model`),
+    `keep_alive`, `pinned`, `load_on_start`, `default`, and any flag of an engine."""
     models_max: int = 0
     """Engines that run at once; 0 = as many as there is memory for."""
-    models_memory: int = 0
+    models_memory: int | None = None
     """Bytes that all engines may take together, by what `actorium plan` says of each; 0 = no limit.
-    """
+    Default: four fifths of the memory that there is (of a GPU's, where engines run on one)."""
     keep_alive: str = "5m"
     """How long an engine stays after its last request: seconds, 10m, 1h30m; 0 = it ends at once, -1
     = it stays. Requests and models may have their own."""
@@ -39,6 +39,9 @@ class ModelsConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Requests that may wait for engines; more are refused."""
     models_allow_pull: bool = False
     """Let callers with the admin key fetch models by their names, into `download_dir`."""
+    engine_of: str = ""
+    """Set by a server of models for its engines: which server, and which of its lives; not for
+    people."""
 
 
 def serves_models(settings: ModelsConfig) -> bool:
@@ -46,18 +49,54 @@ def serves_models(settings: ModelsConfig) -> bool:
     return settings.models_dir is not None or settings.models is not None
 
 
+def models_rules(settings: ModelsConfig, model: str) -> list[tuple[str, bool, str]]:
+    """(section.field, whether its value is valid, what it must be). model: the setting."""
+    s, several = settings, serves_models(settings)
+    rules = [
+        ("model.model", not (several and model),
+         "goes into the file of --models or the folder of --models-dir, where there are several"),
+        ("models.models_max", s.models_max >= 0, "must not be negative (0 = no limit)"),
+        ("models.models_memory", s.models_memory is None or s.models_memory >= 0,
+         "must not be negative (0 = no limit)"),
+        ("models.keep_alive", not (fault := _keep_alive_fault(s.keep_alive)), fault),
+        ("models.models_wait", 0 < s.models_wait < math.inf, "must be above 0 seconds, and finite"),
+        ("models.models_queue", s.models_queue >= 1, "must be at least 1"),
+    ]
+    defaults = ModelsConfig()
+    return rules + [
+        (f"models.{name}", several or getattr(s, name) == getattr(defaults, name),
+         "goes with --models-dir or --models")
+        for name in ("models_max", "models_memory", "keep_alive", "models_wait", "models_queue",
+                     "models_allow_pull")]
+
+
+def _keep_alive_fault(text: str) -> str:
+    try:
+        parse_keep_alive(text)
+    except ValueError as error:
+        return str(error).partition(", got")[0]
+    return ""
+
+
 def parse_keep_alive(value: object) -> float:
     """Seconds of a number, or of a text as Ollama has it ("300", "5m", "1h30m", "-1"); `FOR_GOOD`
     for any that is negative. Raises `ValueError` with what it must be."""
     seconds = math.nan
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, str):
+        seconds = _seconds(value.strip())
+    elif isinstance(value, int | float) and not isinstance(value, bool):
         seconds = float(value)
-    elif isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
-        seconds = float(value)
-    elif isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
-        seconds = sum(float(number) * UNITS[unit] for number, unit in _PART.findall(match[2]))
-        seconds = -seconds if match[1] == "-" else seconds
     if not seconds <= 1e9:
         raise ValueError('must be seconds or a duration as "5m" (0 = no time, -1 = for good), '
                          f"got {value!r:.80}")
     return FOR_GOOD if seconds < 0 else seconds
+
+
+def _seconds(text: str) -> float:
+    """Those of a text; NaN where it is no duration."""
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    if (match := _DURATION.fullmatch(text)) is None:
+        return math.nan
+    seconds = sum(float(number) * UNITS[unit] for number, unit in _PART.findall(match[2]))
+    return -seconds if match[1] == "-" else seconds

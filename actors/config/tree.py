@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from actorium.actors.config.cluster_settings import ClusterConfig
 from actorium.actors.config.media_settings import MediaConfig
+from actorium.actors.config.models_settings import ModelsConfig
 from actorium.actors.config.parsed_values import hashed
 
 MADE_BITS = {"int8": 8, "int4": 4}
@@ -437,6 +438,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     gateway: GatewayConfig = GatewayConfig()
     media: MediaConfig = MediaConfig()
     cluster: ClusterConfig = ClusterConfig()
+    models: ModelsConfig = ModelsConfig()
     runtime: RuntimeConfig = RuntimeConfig()
 
 

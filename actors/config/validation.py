@@ -9,9 +9,10 @@ from collections.abc import Iterable
 import msgspec
 
 from actorium.actors.config.attention_names import asked_backends
-from actorium.actors.config.cluster_settings import cluster_rules
+from actorium.actors.config.cluster_settings import cluster_rules, clustered
 from actorium.actors.config.graph_settings import LEVELS, MOST_TOKENS, batch_setting, token_setting
 from actorium.actors.config.media_settings import media_rules
+from actorium.actors.config.models_settings import models_rules, serves_models
 from actorium.actors.config.parsed_values import (
     disk_cache_fault,
     hashed,
@@ -58,7 +59,9 @@ def validate(config: Config) -> Config:
     for where, ok, want in (*_model_rules(config.model), *_memory_rules(config.memory),
                             *_scheduler_rules(config.scheduler), *_device_rules(config.device),
                             *_process_rules(config), *media_rules(config.media),
-                            *cluster_rules(config.cluster)):
+                            *cluster_rules(config.cluster),
+                            *models_rules(config.models, config.model.model),
+                            *_several_models_rules(config)):
         if not ok:
             section, field = where.split(".")
             value = getattr(getattr(config, section), field)
@@ -215,6 +218,16 @@ def _process_rules(c: Config) -> list[Rule]:
         ("runtime.recorder_bytes", r.recorder_bytes == 0 or r.recorder_bytes >= 1 << 16,
          "must be 0 (off) or at least 64 KiB"),
     ]
+
+
+def _several_models_rules(c: Config) -> list[Rule]:
+    """Rules for what a server of several models has not."""
+    if not serves_models(c.models):
+        return []
+    return [("cluster.replicas", not clustered(c.cluster),
+             "a server of several models has no replicas: serve such a model by itself"),
+            ("runtime.listen", c.runtime.listen is None,
+             "clients of other machines speak to one engine: serve such a model by itself")]
 
 
 def _is_key(key: str | None) -> bool:

@@ -14,6 +14,7 @@ from actorium.actors.gateway.api import (
     engine_routes,
     inference,
     llama_server,
+    ollama_models,
     responses,
     scoring,
     sglang,
@@ -25,6 +26,8 @@ from actorium.actors.gateway.api.chat_completions import ChatTurn
 from actorium.actors.gateway.api.completions import CompletionsTurn
 from actorium.actors.gateway.api.inference import InferenceTurn
 from actorium.actors.gateway.api.llama_completion import InfillTurn, LlamaCompletionTurn
+from actorium.actors.gateway.api.ollama import OllamaChatTurn, OllamaGenerateTurn
+from actorium.actors.gateway.api.ollama_models import OllamaModels
 from actorium.actors.gateway.api.sglang import GenerateTurn
 from actorium.actors.gateway.http.guard import Guard
 from actorium.actors.gateway.http.routes import ROUTES
@@ -56,6 +59,7 @@ def whole_path(route: Route) -> Route:
 
 def handlers_of(engine: ServedEngine) -> dict[str, Handler]:
     """Returns the handlers by the routes' names."""
+    ollama = OllamaModels(engine)
     return {
         "page": documents.load(documents.PLAYGROUND).serve,
         "status": documents.load(documents.STATUS).serve,
@@ -96,6 +100,16 @@ def handlers_of(engine: ServedEngine) -> dict[str, Handler]:
         "is_scaling": engine_routes.is_scaling,
         "scale": engine_routes.scale,
         "version": engine_routes.version,
+        "ollama_chat": OllamaChatTurn.handle,
+        "ollama_generate": OllamaGenerateTurn.handle,
+        "ollama_tags": ollama.tags,
+        "ollama_ps": ollama.running,
+        "ollama_show": ollama.show,
+        "ollama_version": ollama_models.version,
+        "ollama_pull": ollama.pull,
+        "ollama_embed": ollama_models.embed,
+        "ollama_delete": ollama_models.delete,
+        "ollama_make": ollama_models.make,
         "health": engine_routes.health,
         "openapi": OpenApi(engine.settings).serve,
         "probe": engine_routes.probe,

@@ -60,6 +60,8 @@ from actorium.actors.runtime.http.connection_records import ConnectionRecord
 from actorium.actors.runtime.inflight_journal import NAME
 
 _KEY = re.compile(rb"[\x21-\x7e]{1,255}")
+BLANK_LINE = b"\n\n"
+"""What ends a server-sent event."""
 GATEWAY_GRACE = 120.0
 """Seconds that a request waits for the gateway that follows one that has died. It comes after a
 second, but on a machine that has no processor to spare."""
@@ -117,6 +119,8 @@ class EngineCall:
         """Set once the body is read."""
         self.cut_counts: CutCounts | None = None
         """Set where the answer's events depend on how it was cut into deltas."""
+        self.event_end = BLANK_LINE
+        """What ends an event of the answer's stream. Only server-sent events can have ids."""
         self._aborted = False
         self._digest = ""
         self._resumed: ResumableStream | None = None
@@ -180,7 +184,9 @@ class EngineCall:
         through, from the caller's last event on. Requests are sent when deltas are first awaited;
         `aclose` ends them, unless they may outlive their connection. Raises `HttpError` 400."""
         each = (requests[0].params or SamplingParams()).n
-        shows_ids = self.resumable
+        shows_ids = self.resumable and self.event_end == BLANK_LINE
+        if self.position is not None and not (shows_ids or self.continued):
+            raise bad_field("Last-Event-ID", "the lines of this stream have no ids")
         sources = self._sources(requests)
         source = sources[0] if len(sources) == 1 else MergedStream(sources, each)
         choices = each * len(sources)
@@ -194,7 +200,7 @@ class EngineCall:
         if not self._from_http or not (shows_ids or self._record is not None):
             return source
         self._resumed = ResumableStream(source, f"{self.resume_id}.{self._digest}", self.position,
-                                        self.cut_counts, shows_ids)
+                                        self.cut_counts, shows_ids, self.event_end)
         return self._resumed
 
     def admitted(self, stream: Deltas) -> None:

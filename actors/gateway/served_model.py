@@ -18,6 +18,8 @@ from actorium.actors.models.model_names import repository_of
 
 DEFAULT = "default"
 """What clients of single-model engines write where a name is required."""
+LATEST = ":latest"
+"""The tag that Ollama's clients add to a name without one."""
 
 
 class ModelNames:
@@ -37,7 +39,8 @@ class ModelNames:
     def known(self, name: str | None) -> bool:
         """Returns whether a request for this model name is served. No name, or an empty one, means
         any."""
-        return not name or name.rstrip("/") in self._known
+        return not name or any(one.rstrip("/") in self._known
+                               for one in (name, name.removesuffix(LATEST)))
 
 
 class ServedModel:

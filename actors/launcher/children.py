@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,17 +31,19 @@ from actorium.actors.runtime.process import (
     python,
     send_signal,
 )
-from actorium.actors.runtime.roles import PRELOADS, RELAY_ROLE, TLS_PASSWORD, group_of
+from actorium.actors.runtime.roles import MANAGER_ROLE, PRELOADS, RELAY_ROLE, TLS_PASSWORD, group_of
 
 if TYPE_CHECKING:
     import zmq
 
 REPLICA_PROCESS = "actorium.actors.cluster.replica_process"
 STDERR = 2
-SECRETS = frozenset({"ACTORIUM_API_KEY", "ACTORIUM_ADMIN_KEY", "HF_TOKEN",
-                     "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", TLS_PASSWORD})
-"""Environment variables that no actor gets (but for the relay the last one): keys are in its
+HUB_TOKENS = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN"})
+SECRETS = HUB_TOKENS | {"ACTORIUM_API_KEY", "ACTORIUM_ADMIN_KEY", TLS_PASSWORD}
+"""Environment variables that no actor gets unless `SECRETS_OF` has it: keys are in its
 configuration, and models are fetched before it starts."""
+SECRETS_OF = {RELAY_ROLE: frozenset({TLS_PASSWORD}), MANAGER_ROLE: HUB_TOKENS}
+"""Role -> those that it gets."""
 SOCKETS = (".inbox", ".front")
 STACKS_SIGNAL = signal.SIGUSR1
 """Has an actor write the stacks of all its threads into its log."""
@@ -138,7 +140,7 @@ class ChildProcesses:
             self._forks.fork(words) if self._forks is not None else None)
         actor = ChildProcess(role, epoch, process or start(python(
             REPLICA_PROCESS if words[-1].startswith(REPLICA) else MAIN, *words),
-            relay=role == RELAY_ROLE))
+            secrets=SECRETS_OF.get(role, frozenset())))
         self.running[actor.pidfd] = actor
         self.epochs[role] = epoch
         self._exits.pop(role, None)
@@ -276,12 +278,12 @@ class ChildProcesses:
             self._forks.close()
 
 
-def start(argv: list[str], fds: Sequence[int] = (), relay: bool = False
+def start(argv: list[str], fds: Sequence[int] = (), secrets: Set[str] = frozenset()
           ) -> subprocess.Popen[bytes]:
-    """A process that leads a group of its own and gets these descriptors. The engine's stdout
-    belongs to whoever runs the launcher."""
+    """A process that leads a group of its own and gets these descriptors. secrets: those of
+    `SECRETS` that it gets. The engine's stdout belongs to whoever runs the launcher."""
     environ = {name: value for name, value in os.environ.items()
-               if name not in SECRETS or (relay and name == TLS_PASSWORD)}
+               if name not in SECRETS or name in secrets}
     return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=STDERR, process_group=0,
                             env=environ, pass_fds=fds)
 

@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Struct
 
 from actorium.actors.config.tree import Config
-from actorium.actors.errors import CODES, ActoriumError, EngineFailed
+from actorium.actors.errors import CODES, ActoriumError, BadConfig, EngineFailed
 from actorium.actors.launcher.stopping import STOP_GRACE
 from actorium.actors.messages import FromWatchdogFront, GetStatus, Status
 from actorium.actors.runtime.process import describe_exit, kill_group, python, wait_exit
@@ -76,13 +76,17 @@ class Engine:
     def __init__(self, model: str | os.PathLike[str] = "", *,
                  roles: Mapping[str, str] | None = None, **config: Any) -> None:
         from actorium.actors.config import sources
+        from actorium.actors.config.models_settings import serves_models
         from actorium.actors.config.validation import validate
         from actorium.actors.models.obtain import with_model_path
 
         if "config" not in config:  # a TOML file may name the engine
             config.setdefault("name", f"engine-{os.getpid()}-{secrets.token_hex(3)}")
-        self.config: Config = with_model_path(
-            validate(sources.from_kwargs(str(model) or None, **config)))
+        own = validate(sources.from_kwargs(str(model) or None, **config))
+        if serves_models(own.models):
+            raise BadConfig("models_dir: an Engine serves one model; `actorium serve` starts a "
+                            "server of several", "models.models_dir")
+        self.config: Config = with_model_path(own)
         self.name = self.config.runtime.name
         self.status: Status | None = None
         """The watchdog's report at the moment the engine became ready."""

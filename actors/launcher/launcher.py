@@ -25,6 +25,7 @@ from actorium import __version__
 from actorium.actors.cluster.cluster_control import AskReplicaSet, ReplicaSet
 from actorium.actors.config import tree as configs
 from actorium.actors.config.cluster_settings import came_later, clustered
+from actorium.actors.config.models_settings import serves_models
 from actorium.actors.config.tree import Config
 from actorium.actors.config.validation import validate
 from actorium.actors.errors import ActoriumError, BadConfig, BadModel, EngineUnavailable
@@ -148,9 +149,10 @@ class Launcher:
         """Drain and end; a second call ends without draining. Safe in a signal handler."""
         self._stops.add()
 
-    def tie_to(self, parent: int) -> None:
-        """Stop when the process `parent` ends, which reports itself why a start has failed."""
-        self._stops.tie_to(parent)
+    def tie_to(self, parent: int, pidfd: int | None = None) -> None:
+        """Stop when the process `parent` ends, which reports itself why a start has failed; see
+        `StopRequests.tie_to`."""
+        self._stops.tie_to(parent, pidfd)
 
     # --- start ---
 
@@ -422,6 +424,8 @@ class Launcher:
             return f"being started again: {', '.join(self._drain.recovering)}"
         if self._replicas is not None or self.config.cluster.replica_of:
             return "a cluster is not upgraded as a whole: start another one beside it"
+        if serves_models(self.config.models) or self.config.models.engine_of:
+            return "a server of several models is not upgraded: stop it, and start it again"
         if not (self.config.recovery.restart and self.config.recovery.ledger):
             return "without a ledger and restarts its requests would be lost"
         if threading.current_thread() is not threading.main_thread():
@@ -457,8 +461,10 @@ class Launcher:
         return True
 
     def _say(self, text: str) -> None:
-        """Print a line for whoever runs the engine."""
-        print_notice(text, self.config.runtime, LAUNCHER)
+        """Print a line for whoever runs the engine; of several beside each other it says which."""
+        runtime = self.config.runtime
+        name = f"{runtime.name}: " if self.config.models.engine_of else ""
+        print_notice(f"{name}{text}", runtime, LAUNCHER)
 
     def _clean_up(self) -> None:
         self._actors.close()

@@ -82,11 +82,12 @@ class StopRequests:
         signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
         self._handlers = {number: signal.signal(number, on_signal) for number in SIGNALS}
 
-    def tie_to(self, parent: int) -> None:
+    def tie_to(self, parent: int, pidfd: int | None = None) -> None:
         """The end of the process `parent` is a request. Unlike with the parent-death signal, it
-        does not matter which of the parent's threads started us."""
-        self._parent_fd, self.parent = os.pidfd_open(parent), parent
-        if os.getppid() != parent:
+        does not matter which of the parent's threads started us. pidfd: of a process that need not
+        be our parent."""
+        self._parent_fd, self.parent = os.pidfd_open(parent) if pidfd is None else pidfd, parent
+        if pidfd is None and os.getppid() != parent:
             self.add()
 
     def register(self, poll: select.poll | zmq.Poller) -> None:

@@ -4,10 +4,12 @@ A client *uses* a model: it sends `UseModel`, gets `UseProgress` each few second
 engine starts, then `UseReady` with the engine's run directory, or `UseRefused`. The engine stays
 while anybody uses it, and for `keep_alive` seconds after the last `ReleaseModel`.
 
-Uses are leases. While a client has any, granted or waiting, it sends all of them in a `KeepUses`
-every `KEEP_USES_SECONDS`. The manager forgets those of a client that is silent for `LEASE_SECONDS`,
-and those that the list does not have. A manager that was started again learns from that list which
-uses there are: it grants those it does not know as if they were new, and answers them again.
+The manager's client endpoint is `address(run_dir, "manager.front")`, where `run_dir` is the
+server's. Uses are leases. While a client has any, granted or waiting, it sends all of them in a
+`KeepUses` every `KEEP_USES_SECONDS`. The manager forgets those of a client that is silent for
+`LEASE_SECONDS`, and those that the list does not have. A manager that was started again learns from
+that list which uses there are: it grants those it does not know as if they were new, and answers
+them again.
 """
 
 from __future__ import annotations
@@ -18,8 +20,6 @@ from msgspec import Meta, Struct
 
 from actorium.actors.messages import Message, Rid, Seconds, Short
 
-MANAGER_ROLE = "manager"
-"""Its client endpoint is `address(run_dir, "manager.front")`."""
 KEEP_USES_SECONDS = 2.0
 LEASE_SECONDS = 10.0
 MAX_USES = 1 << 16
@@ -53,7 +53,7 @@ class ModelUse(Struct, frozen=True, array_like=True, forbid_unknown_fields=True,
 
 # --- client -> manager (front) -------------------------------------------------------------------
 
-class UseModel(Message):
+class UseModel(Message, frozen=True):
     """Asks for an engine that serves a model. Answered by `UseProgress`, then by `UseReady` or
     `UseRefused`."""
 
@@ -62,25 +62,25 @@ class UseModel(Message):
     """Seconds that it may wait; None = as --models-wait says."""
 
 
-class ReleaseModel(Message):
+class ReleaseModel(Message, frozen=True):
     """A use has ended, or is no longer wanted. Not answered."""
 
     id: Rid
 
 
-class KeepUses(Message):
+class KeepUses(Message, frozen=True):
     """All uses that the client has, granted or waiting."""
 
     uses: Annotated[list[ModelUse], Meta(max_length=MAX_USES)]
 
 
-class ListModels(Message):
+class ListModels(Message, frozen=True):
     """Asks for a `ModelList`."""
 
     rid: Rid
 
 
-class UnloadModel(Message):
+class UnloadModel(Message, frozen=True):
     """Ends a model's engine once its last use has; a use that comes before keeps it. Answered by
     `ModelUnloaded` at once, or by `UseRefused`."""
 
@@ -88,7 +88,7 @@ class UnloadModel(Message):
     name: ModelName
 
 
-class PullModel(Message):
+class PullModel(Message, frozen=True):
     """Fetches a model by its name (ORG/NAME[:QUANTISATION][@REVISION]) and serves it. Answered by
     `PullProgress`, the last with `done`."""
 
@@ -101,7 +101,7 @@ ToManagerFront = UseModel | ReleaseModel | KeepUses | ListModels | UnloadModel |
 
 # --- manager -> client ---------------------------------------------------------------------------
 
-class UseProgress(Message):
+class UseProgress(Message, frozen=True):
     """A use waits. Sent at each change, and every `KEEP_USES_SECONDS`."""
 
     id: Rid
@@ -112,7 +112,7 @@ class UseProgress(Message):
     """For people: "loading 3/5 shards", "waits for 2.1 GiB, which qwen uses"."""
 
 
-class UseReady(Message):
+class UseReady(Message, frozen=True):
     """A use is granted: the engine in this run directory serves the model."""
 
     id: Rid
@@ -120,7 +120,7 @@ class UseReady(Message):
     run_dir: Short
 
 
-class UseRefused(Message):
+class UseRefused(Message, frozen=True):
     """A use is refused, or, as `engine_failed`, has ended."""
 
     id: Rid
@@ -156,6 +156,8 @@ class ServedModelInfo(Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """Class in its config.json; empty = not known yet."""
     family: Short = ""
     """`model_type` of its config.json, or GGUF's general.architecture."""
+    format: Short = ""
+    """gguf | safetensors; empty = not known yet."""
     quantization: Short = ""
     """As its files say: Q4_K_M, fp8, bfloat16."""
     parameters: Bytes = 0
@@ -173,7 +175,7 @@ class ServedModelInfo(Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """When its engine ends if nobody uses it; None = none runs, it is in use, or it stays."""
 
 
-class ModelList(Message):
+class ModelList(Message, frozen=True):
     """The served models, in the order of the file, then of their names."""
 
     rid: Rid
@@ -186,7 +188,7 @@ class ModelList(Message):
     """--models-max; 0 = no limit."""
 
 
-class ModelUnloaded(Message):
+class ModelUnloaded(Message, frozen=True):
     """The answer to `UnloadModel`."""
 
     rid: Rid
@@ -195,7 +197,7 @@ class ModelUnloaded(Message):
     """unloaded | stopping, or as it was: it ends with its last use."""
 
 
-class PullProgress(Message):
+class PullProgress(Message, frozen=True):
     """How a `PullModel` gets on."""
 
     rid: Rid

@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 LOOK_SECONDS = 0.2
 """Between two looks of the bar."""
+Report = Callable[[int, int], None]
+"""(bytes that are there, all bytes)"""
 
 
 def human_bytes(count: float) -> str:
@@ -24,12 +26,14 @@ class DownloadBar:
     """Progress of one download, which several threads may report. A context."""
 
     def __init__(self, what: str, total: int, say: Callable[[str], None] | None = None,
-                 terminal: bool | None = None) -> None:
+                 terminal: bool | None = None, report: Report | None = None) -> None:
         """total: bytes; say: prints a line (default: to stderr); terminal: whether stderr shows a
-        bar, default: where it is one."""
+        bar, default: where it is one; report: gets the bytes that are there, and all, now and
+        then, on any thread."""
         self.what, self.total, self.done = what, total, 0
         self._say = say or (lambda text: print(text, file=sys.stderr, flush=True))
         self._terminal = sys.stderr.isatty() if terminal is None else terminal
+        self._report = report
         self._began = time.monotonic()
         self._received, self._shown_at = 0, 0.0
         self._lock = threading.Lock()
@@ -56,8 +60,12 @@ class DownloadBar:
             self.done += count
             self._received += count if received else 0
             now = time.monotonic()
-            if self._terminal and now - self._shown_at >= LOOK_SECONDS:
-                self._shown_at = now
+            if now - self._shown_at < LOOK_SECONDS:
+                return
+            self._shown_at = now
+            if self._report is not None:
+                self._report(self.done, self.total)
+            if self._terminal:
                 print(f"\r\033[K{self._line(now)}", end="", file=sys.stderr, flush=True)
 
     def _line(self, now: float) -> str:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from actorium.actors.errors import BadModel
-from actorium.actors.models.download_bar import DownloadBar, human_bytes
+from actorium.actors.models.download_bar import DownloadBar, Report, human_bytes
 from actorium.actors.models.hub_repository import (
     HubListing,
     RemoteFile,
@@ -60,9 +60,10 @@ def offline() -> bool:
 
 
 def fetch(name: ModelName, cache: Path, weights: bool = True,
-          say: Callable[[str], None] | None = None, terminal: bool | None = None) -> Path:
+          say: Callable[[str], None] | None = None, terminal: bool | None = None,
+          report: Report | None = None) -> Path:
     """Bring a model, as the hub has it now, into the HF cache; what is there is not fetched again.
-    weights: False = all but those. say, terminal: as of `DownloadBar`.
+    weights: False = all but those. say, terminal, report: as of `DownloadBar`.
 
     Returns the snapshot's folder, or the GGUF file. Raises `BadModel` with one line that says what
     is missing: the repository, the revision, a token, safetensors, room on the disk, the network.
@@ -73,7 +74,7 @@ def fetch(name: ModelName, cache: Path, weights: bool = True,
                        "model")
     with explained(name):
         listing = list_files(name)
-        download = _Download(listing, cache, say, terminal)
+        download = _Download(listing, cache, say, terminal, report)
         wanted = choose(listing, weights)
         if weights and INDEX in wanted:
             download.receive([listing.files[INDEX]], silent=True)
@@ -89,8 +90,9 @@ class _Download:
     """Files of one commit on their way into the cache."""
 
     def __init__(self, listing: HubListing, cache: Path, say: Callable[[str], None] | None,
-                 terminal: bool | None) -> None:
+                 terminal: bool | None, report: Report | None) -> None:
         self.listing, self._cache, self._say, self._terminal = listing, cache, say, terminal
+        self._report = report
         self._folder = repository_dir(listing.name.repo, cache)
         self.snapshot = self._folder / SNAPSHOTS / listing.commit
         self._stop = threading.Event()
@@ -106,7 +108,7 @@ class _Download:
         what = f"{self.listing.name} ({len(files)} files)" if len(files) > 1 else \
             f"{self.listing.name} ({files[0].name})"
         say, terminal = (lambda _: None, False) if silent else (self._say, self._terminal)
-        with DownloadBar(what, total, say, terminal) as bar:
+        with DownloadBar(what, total, say, terminal, None if silent else self._report) as bar:
             pool = ThreadPoolExecutor(THREADS, "fetch")
             try:
                 for done in as_completed([pool.submit(self._receive_one, one, bar)

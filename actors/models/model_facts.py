@@ -30,7 +30,7 @@ _PLAIN = {"F64", "F32", "F16", "BF16"}
 """Types of tensors whose every element is a parameter."""
 
 
-class ModelFacts(Struct, frozen=True, kw_only=True):
+class CheckpointFacts(Struct, frozen=True, kw_only=True):
     """What the files of one model say. Empty or 0 where they do not."""
 
     format: str = ""
@@ -48,7 +48,7 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     """Of the newest of these files, Unix seconds."""
 
 
-def model_facts(folder: Path) -> ModelFacts:
+def model_facts(folder: Path) -> CheckpointFacts:
     """Returns the facts of a model's directory, as `model_dir.resolve` returns it. Raises
     `BadModel`."""
     config = model_dir.read_config(folder)
@@ -67,18 +67,18 @@ def model_facts(folder: Path) -> ModelFacts:
         modified=max((info.st_mtime for info in infos.values()), default=0.0))
 
 
-def _gguf_facts(file: Path) -> ModelFacts:
+def _gguf_facts(file: Path) -> CheckpointFacts:
     header, kind = read_gguf(file), gguf_kind(file.name)
     elements = Counter[str]()
     for tensor in header.tensors.values():
         elements[tensor.type.name] += math.prod(tensor.shape)
     if kind == file.name and elements:  # the name does not say: what most weights are in
         kind = elements.most_common(1)[0][0]
-    return ModelFacts(format=GGUF, family=header.text("general.architecture"), quantization=kind,
-                      parameters=elements.total())
+    return CheckpointFacts(format=GGUF, family=header.text("general.architecture"),
+                           quantization=kind, parameters=elements.total())
 
 
-def _checkpoint_facts(config: dict[str, Any], files: Sequence[Path]) -> ModelFacts:
+def _checkpoint_facts(config: dict[str, Any], files: Sequence[Path]) -> CheckpointFacts:
     text, quantised = model_dir.text_config(config), config.get("quantization_config")
     method = quantised.get("quant_method") if isinstance(quantised, dict) else None
     types = Counter[str]()
@@ -87,7 +87,7 @@ def _checkpoint_facts(config: dict[str, Any], files: Sequence[Path]) -> ModelFac
     # Where numbers are packed, their count is not that of the elements.
     parameters = types.total() if set(types) <= _PLAIN else 0
     numbers = types.most_common(1)[0][0] if types else ""
-    return ModelFacts(
+    return CheckpointFacts(
         format=SAFETENSORS, family=str(config.get("model_type") or text.get("model_type") or ""),
         quantization=str(method).upper() if method else numbers, parameters=parameters)
 

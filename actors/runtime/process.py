@@ -199,6 +199,13 @@ def process_usage(pid: int) -> ProcessUsage | None:
     return None if fields is None else ProcessUsage(_cpu(fields), int(fields[21]) * _PAGE)
 
 
+def process_started(pid: int) -> int:
+    """When it was started, in the kernel's ticks since the machine's: with the pid it tells a
+    process from all others. 0 = it is gone."""
+    fields = _stat(f"/proc/{pid}")
+    return 0 if fields is None else int(fields[19])
+
+
 def process_activity(pid: int) -> ProcessActivity | None:
     """Read /proc; None when the process is gone, or a zombie."""
     fields = _stat(f"/proc/{pid}")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from importlib import import_module
 
 from actorium.actors.config.cluster_settings import ROUTER, cluster_roles
+from actorium.actors.config.models_settings import serves_models
 from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.models.model_dir import takes_media
 
@@ -27,6 +28,7 @@ TLS_PASSWORD = "ACTORIUM_SSL_KEYFILE_PASSWORD"
 """The variable in which the relay gets the key's password, and nobody else."""
 MEDIA = "actorium.actors.media.media_actor:build"
 TRACER, TRACER_ROLE = "actorium.actors.tracing.tracer_actor:build", "tracer"
+MANAGER, MANAGER_ROLE = "actorium.actors.model_manager.manager_actor:build", "manager"
 NULL_WORKER = "actorium.tools.null.null_worker:build"
 WITHOUT_TORCH = "actorium.actors.runtime.roles:preload"
 PRELOADS = dict.fromkeys((*ROLES.values(), GATEWAY, MEDIA, TRACER, ROUTER), WITHOUT_TORCH) | {
@@ -42,17 +44,20 @@ detokenizer gives up lost clients."""
 STREAMING = ("scheduler", "detokenizer")
 """Roles (by prefix) that stop when they have no more tokens to send; streams end with them."""
 STOP_ORDER = (("scheduler",), ("tokenizer", "worker", "detokenizer", "media", "replica", "nodes",
-              "ray"), ("gateway",), ("relay", "tracer"), ("watchdog",))
+              "ray"), ("gateway",), ("relay", "tracer", "manager"), ("watchdog",))
 """How an engine drains: each group (of role prefixes) stops when the groups before it have."""
 
 
 def roles_of(config: Config) -> dict[str, str]:
     """The roles that an engine of this configuration runs, with what builds each."""
-    worker = NULL_WORKER if config.device.null_worker else ROLES[WORKER]
-    roles = dict.fromkeys(worker_roles(config), worker) | {
-        role: built for role, built in ROLES.items() if role != WORKER}
-    if takes_media(config):
-        roles["media"] = MEDIA
+    if serves_models(config.models):  # each model has an engine with the other roles
+        roles = {MANAGER_ROLE: MANAGER, WATCHDOG: ROLES[WATCHDOG]}
+    else:
+        worker = NULL_WORKER if config.device.null_worker else ROLES[WORKER]
+        roles = dict.fromkeys(worker_roles(config), worker) | {
+            role: built for role, built in ROLES.items() if role != WORKER}
+        if takes_media(config):
+            roles["media"] = MEDIA
     if config.runtime.otlp_traces_endpoint is not None:
         roles[TRACER_ROLE] = TRACER
     if serves_http(config.gateway):

@@ -25,7 +25,7 @@ MAX_IPC_PATH = 107
 LONGEST_SOCKET = "detokenizer.front"
 OUR_FILES = frozenset({"lock", "config.json", "engine.json", "probes.json", "probes.sock",
                        "gateway.json", "connections.sock", "exact.json", "passes.json",
-                       "upgrade.json"})
+                       "upgrade.json", "plans.json", "pulled.json"})
 RANK_FILE = re.compile(r"worker-\d+\.json")
 NEW = ".new"
 """Behind the name of a file that is being written."""

@@ -32,7 +32,8 @@ TEXTS = ("demo", "smollm2")
 """Those that files without the `models` mark are tried with."""
 CLIENT_OF = {"langchain": "langchain_openai", "openai_agents": "agents", "quantisers": "torchao",
              "llama_server": "llamacpp_client", **{name: name for name in (
-    "anthropic", "guidellm", "instructor", "litellm", "lm_eval", "openai", "pydantic_ai",
+    "anthropic", "guidellm", "instructor", "litellm", "lm_eval", "ollama", "openai",
+    "pydantic_ai",
     "schemathesis")}}
 """A file's name and the module that it needs."""
 KEY = "conformance-key"

@@ -9,7 +9,7 @@ own=$here/tests/conformance
 build=$here/build
 venv=$(realpath -s "${VENV:-$here/.venv}")
 NODE="openai@6.49.0 ai@7.0.173 @ai-sdk/openai@4.0.118 @ai-sdk/openai-compatible@3.0.92
-    @ai-sdk/anthropic@4.0.105 zod@4.6.7"
+    @ai-sdk/anthropic@4.0.105 ollama@0.6.4 zod@4.6.7"
 TERMINAL="@openai/codex@0.171.0 @anthropic-ai/claude-code@2.1.332"
 VLLM=0.32.0
 SGLANG=0.5.9

@@ -37,11 +37,15 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/messages", {"messages": TALE, "max_tokens": 200, "temperature": 0}),
     ("/generate", {"text": "A fox", "stream": True, "sampling_params": {
         "max_new_tokens": 200, "temperature": 0, "ignore_eos": True}}),
+    ("/api/chat", {"messages": TALE, "options": {"num_predict": 200, "temperature": 0}}),
+    ("/api/generate", {"prompt": "A fox", "stream": False, "options": {
+        "num_predict": 200, "temperature": 0}}),
 ]
 """Paths and bodies: streams and whole answers of all APIs."""
 OF_THE_REQUEST = frozenset({
     "id", "item_id", "created", "created_at", "e2e_latency", "response", "sequence_number",
-    "meta_info", "completion_tokens_details", "user"})
+    "meta_info", "completion_tokens_details", "user", "total_duration", "load_duration",
+    "prompt_eval_duration", "eval_duration"})
 """Fields of which each request has its own."""
 
 
@@ -67,8 +71,10 @@ def kill_gateway(served: Served) -> None:
 
 def pieces(answer: bytes) -> list[Any]:
     """Returns the answer's JSON: of each event of a stream, of which the last must be its last."""
-    if not answer.startswith((b"data: ", b"event: ")):
-        return [json.loads(answer)]
+    if not answer.startswith((b"data: ", b"event: ")):  # JSON, or lines of it
+        found = [json.loads(line) for line in answer.splitlines()]
+        assert [one.get("done", True) for one in found] == [False] * (len(found) - 1) + [True]
+        return found
     events = [line[6:] for line in answer.decode().split("\n") if line.startswith("data: ")]
     assert events[-1] == "[DONE]" or re.search(r'"type":"(response.completed|response.incomplete|'
                                                r'message_stop)"', events[-1])

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from importlib import import_module
 from time import monotonic, sleep
 from typing import Any, NoReturn
@@ -226,10 +226,10 @@ def _become_launcher(request: dict[str, Any], fds: list[int]) -> int:
     far.close()
     forks, start = Forks(near), children.start
 
-    def forked(argv: list[str], kept: Sequence[int] = (), relay: bool = False) -> Any:
+    def forked(argv: list[str], kept: Sequence[int] = (), secrets: Set[str] = frozenset()) -> Any:
         """`children.start`."""
-        if argv[:-5] != python(ACTOR) or relay:
-            return start(argv, kept, relay)
+        if argv[:-5] != python(ACTOR) or secrets:
+            return start(argv, kept, secrets)
         return ForkedProcess(forks.fork({"words": argv[-5:]}))
 
     children.start = forked  # type: ignore[assignment]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from actorium.actors.config.models_settings import ModelsConfig, serves_models
 from actorium.actors.config.tree import Config, RuntimeConfig
 from actorium.actors.errors import ActoriumError
 from actorium.actors.health import READY_PHASES
@@ -47,8 +48,8 @@ class StartUp:
         self.quiet = quiet
         self.config = config
         self.name = config.runtime.name
-        self.model = next(iter(config.model.served_model_name), config.model.model) \
-            or "the demo model"
+        self.model = served_models_text(config.models) or next(
+            iter(config.model.served_model_name), config.model.model) or "the demo model"
         self.began = process_start()
         self.ready_at: dict[str, float] = {}
         """Role -> seconds from the start of this process to its readiness."""
@@ -132,10 +133,17 @@ class StartUp:
                 in zip(spans, spans[1:], strict=False) if doing != "ready"]
 
 
+def served_models_text(settings: ModelsConfig) -> str:
+    """Which models a server of several serves; empty = it is one of one model."""
+    places = [place for place in (settings.models, settings.models_dir) if place is not None]
+    return f"the models of {' and '.join(places)}" if places else ""
+
+
 def watch(run_dir: Path, show: StartUp, over: threading.Event) -> None:
     """`follow`, then print the report."""
     if follow(run_dir, show, over):
-        facts = report_lines(show.config, *look_up(run_dir))
+        several = serves_models(show.config.models)
+        facts = [] if several else report_lines(show.config, *look_up(run_dir))
         print_notice(show.report(facts).removeprefix(PREFIX), show.config.runtime)
 
 

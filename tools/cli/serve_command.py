@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from actorium.actors.config.models_settings import serves_models
 from actorium.actors.config.tree import Config
 from actorium.actors.launcher.preflight import check_machine
 from actorium.actors.models import model_dir as models
@@ -20,7 +21,9 @@ PORT = 8000
 ABOUT = """Start an engine and keep it running until SIGTERM or Ctrl-C, which drain it. It answers
 OpenAI's HTTP API at port 8000 of this machine alone (--host, --port, --uds, --no-http). Actors that
 die or hang are started again, and every stream goes on (--no-restart: the first death ends all).
-With --ledger-dir it goes on with what the engine before left unfinished there, and says so.
+With --models-dir or --models it serves several models, each with an engine that is started when a
+request asks for it. With --ledger-dir it goes on with what the engine before left unfinished there,
+and says so.
 Exit codes: 0 drained, 1 a fault (also: an actor that died more than --max-restarts times within
 --restart-window seconds of work), 2 a bad configuration or model."""
 
@@ -47,8 +50,9 @@ def run(_command: str, argv: list[str]) -> int:
     """Runs the launcher in this process and reports progress until the engine is ready."""
     config = configured(parse("actorium serve [MODEL]", argv, ServeOptions, ABOUT,
                               checks=[check_machine]))
-    config = with_model_path(config)
-    models.resolve(config.model.model)
+    if not serves_models(config.models):
+        config = with_model_path(config)
+        models.resolve(config.model.model)
     from actorium.actors.launcher.launcher import Launcher
 
     over = threading.Event()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from msgspec import UNSET, Struct, UnsetType, structs
 
@@ -111,7 +111,7 @@ CallIds = Callable[[int], str]
 class ChatTurn(HttpTurn):
     """One chat completion under way."""
 
-    body_type = ChatBody
+    body_type: ClassVar[Any] = ChatBody
     body: ChatBody
 
     def __init__(self, call: EngineCall, model: ServedModel, body: ChatBody) -> None:

@@ -25,7 +25,14 @@ from actorium.actors.gateway.api.response_formats import passed_over
 from actorium.actors.gateway.engine_call import EngineCall, call_of
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError
-from actorium.actors.gateway.http.replies import DONE, EventStream, JsonReply, sse_event
+from actorium.actors.gateway.http.replies import (
+    DONE,
+    SSE,
+    EventStream,
+    JsonReply,
+    StreamForm,
+    sse_event,
+)
 from actorium.actors.gateway.parsers.thoughts import Thought
 from actorium.actors.gateway.resume.delta_streams import prompts_of, with_ready
 from actorium.actors.gateway.served_model import ServedModel
@@ -44,6 +51,7 @@ class HttpTurn(ABC):
 
     body_type: ClassVar[Any]
     """Type of the body: a struct with `model`, `stream` and `check()`."""
+    form: ClassVar[StreamForm] = SSE
     last_event: ClassVar[bytes] = DONE
     body: Any
     _tools = ToolSelection(None, None, True)
@@ -60,6 +68,7 @@ class HttpTurn(ABC):
     async def read(cls, http: HttpRequest) -> Self:
         """Returns the turn for an HTTP request. Raises `HttpError`, `ActoriumError`."""
         call = call_of(http)
+        call.event_end = cls.form.event_end
         body = await bodies.read(http, cls.body_type)
         body.check()
         turn = cls(call, await call.engine.check_model(body.model), body)
@@ -77,16 +86,22 @@ class HttpTurn(ABC):
         """Returns the turn, ready to be answered, and the requests to the engine. Raises as `read`.
         """
         turn = await cls.read(http)
-        requests = await turn.requests()
-        if turn.shows_token_texts:
-            await turn.engine.token_texts.ready()
-        return turn, requests
+        return turn, await turn.ready_requests()
+
+    async def ready_requests(self) -> list[Request]:
+        """Returns the requests to the engine, with all that the answer needs at hand. Raises as
+        `requests`."""
+        requests = await self.requests()
+        if self.shows_token_texts:
+            await self.engine.token_texts.ready()
+        return requests
 
     async def respond(self, requests: list[Request]) -> Response | EventStream:
         """Returns the answer, whole or as a stream."""
         headers = self._headers(requests)
         if self.body.stream:
-            return EventStream(self.events(requests), self.last_event, self.error_events, headers)
+            return EventStream(self.events(requests), self.last_event, self.error_events, headers,
+                               self.form)
         return JsonReply(await self.collect(requests), headers=headers)
 
     def _headers(self, requests: list[Request]) -> dict[str, str]:

@@ -23,7 +23,7 @@ from actorium.actors.gateway.engine_call import EngineCall
 from actorium.actors.gateway.http.access_log import GONE, AccessRecord
 from actorium.actors.gateway.http.api_keys import Keys, shown
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError, http_error
-from actorium.actors.gateway.http.replies import DONE, sse_event
+from actorium.actors.gateway.http.replies import DONE, json_line, sse_event
 from actorium.actors.gateway.http.routes import Access, ErrorStyle, allowed_methods, canonical, find
 from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.runtime.http.allowed_hosts import AllowedHosts, check_head
@@ -136,13 +136,11 @@ class HttpExchange:
     async def refuse(self, error: HttpError) -> None:
         """Answers with the error, unless an answer has begun."""
         if not self.answer.status:
-            openai, continued = self.route.errors is ErrorStyle.OPENAI, self.answer.continued
-            body = error.body() if openai \
-                else error.anthropic_body(None if continued else self.request_id)
+            style, continued = self.route.errors, self.answer.continued
+            body = error.body_in(style, None if continued else self.request_id)
             if continued:
                 self.answer.status = 200
-                await self.answer.last_part(sse_event(body, "" if openai else "error")
-                                            + (DONE if openai else b""))
+                await self.answer.last_part(_last_event(body, style))
                 return
             await self.answer.json(error.status, msgspec.json.encode(body), _headers_of(error))
 
@@ -327,6 +325,13 @@ class JournaledSteps:
 
 
 # --- refusals -------------------------------------------------------------------------------------
+
+def _last_event(body: dict[str, Any], style: ErrorStyle) -> bytes:
+    """Returns the end of a stream that a gateway which has died has begun: an error."""
+    if style is ErrorStyle.OLLAMA:
+        return json_line(body)
+    return sse_event(body) + DONE if style is ErrorStyle.OPENAI else sse_event(body, "error")
+
 
 def _headers_of(error: HttpError) -> Headers:
     headers: Headers = []

@@ -20,6 +20,7 @@ from actorium.actors.errors import (
     QueueFull,
     UnknownRequest,
 )
+from actorium.actors.gateway.http.routes import ErrorStyle
 
 RETRY_AFTER = 1
 """Seconds after which a refused request is worth sending again."""
@@ -65,6 +66,12 @@ class HttpError(Exception):
         """Seconds until a retry makes sense; 0 = a retry will not help."""
         return RETRY_AFTER if self.status in (429, 503) else 0
 
+    def body_in(self, style: ErrorStyle, request_id: str | None) -> dict[str, Any]:
+        """Returns the JSON object in an API's format. request_id: as in `anthropic_body`."""
+        if style is ErrorStyle.ANTHROPIC:
+            return self.anthropic_body(request_id)
+        return self.ollama_body() if style is ErrorStyle.OLLAMA else self.body()
+
     def body(self) -> dict[str, Any]:
         """Returns the JSON object in OpenAI's format."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param,
@@ -78,6 +85,10 @@ class HttpError(Exception):
             message = _too_long(message)
         body = {"type": "error", "error": {"type": kind, "message": message}}
         return body if request_id is None else body | {"request_id": request_id}
+
+    def ollama_body(self) -> dict[str, Any]:
+        """Returns the JSON object in Ollama's format."""
+        return {"error": self.message}
 
 
 def bad_field(field: str, why: str) -> HttpError:

@@ -1,23 +1,40 @@
-"""Replies of routes: JSON that is encoded already, and server-sent events, as pure ASGI."""
+"""Replies of routes: JSON that is encoded already, server-sent events and lines of JSON, as pure
+ASGI.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from actorium.actors.errors import ActoriumError
-from actorium.actors.gateway.engine_call import EngineCall
+from actorium.actors.gateway.engine_call import BLANK_LINE, EngineCall
 from actorium.actors.gateway.http.http_errors import HttpError, http_error
 
 DONE = b"data: [DONE]\n\n"
-_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no")]
+_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 encode_json = msgspec.json.Encoder().encode
+
+
+class StreamForm(NamedTuple):
+    """How a stream is written."""
+
+    media_type: bytes
+    event_end: bytes
+    """What ends each of its events."""
+
+
+SSE = StreamForm(b"text/event-stream; charset=utf-8", BLANK_LINE)
+NDJSON = StreamForm(b"application/x-ndjson", b"\n")
+_LINE_ENDS = re.compile(rb"[\r\n]|\xc2\x85|\xe2\x80[\xa8\xa9]")
+"""What readers take for the end of a line: beside line feeds, Python's httpx splits at U+0085,
+U+2028 and U+2029, which JSON leaves as they are within strings."""
 
 
 class JsonReply(Response):
@@ -35,6 +52,16 @@ def sse_event(value: Any, kind: str = "") -> bytes:
     return b"%bdata: %b\n\n" % (named, encode_json(value))
 
 
+def json_line(value: Any) -> bytes:
+    """Returns a value as one line of JSON, its end included, whoever splits the lines."""
+    return _LINE_ENDS.sub(_within_line, encode_json(value)) + NDJSON.event_end
+
+
+def _within_line(found: re.Match[bytes]) -> bytes:
+    # Outside of strings, where JSON allows them as white space, or within, where it does not.
+    return b" " if found[0] in b"\r\n" else b"\\u%04x" % ord(found[0].decode())
+
+
 class EventStream:
     """A response that sends what `events` yields (whole events, several at once or none) as it
     comes, and then `last`. Where the stream can be resumed, each event gets an id.
@@ -47,10 +74,11 @@ class EventStream:
 
     def __init__(self, events: AsyncGenerator[bytes, None], last: bytes = DONE,
                  refusal: Callable[[HttpError], Awaitable[bytes]] | None = None,
-                 headers: Mapping[str, str] | None = None) -> None:
+                 headers: Mapping[str, str] | None = None, form: StreamForm = SSE) -> None:
         self._events, self._last, self._refusal = events, last, refusal
-        self._headers = [*_HEADERS, *((name.encode(), value.encode())
-                                      for name, value in (headers or {}).items())]
+        self._headers = [(b"content-type", form.media_type), *_HEADERS,
+                         *((name.encode(), value.encode())
+                           for name, value in (headers or {}).items())]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call: EngineCall = scope["app"]

@@ -24,6 +24,7 @@ class ErrorStyle(Enum):
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
+    OLLAMA = "ollama"
 
 
 GET, POST, DELETE = ("GET",), ("POST",), ("DELETE",)
@@ -95,6 +96,17 @@ ROUTES: tuple[Route, ...] = (
     Route("model_info", GET, ("/model_info", "/get_model_info")),
     Route("server_info", GET, ("/server_info", "/get_server_info")),
     Route("version", GET, ("/version",), Access.OPEN),
+    Route("ollama_chat", POST, ("/api/chat",), generates=True, errors=ErrorStyle.OLLAMA),
+    Route("ollama_generate", POST, ("/api/generate",), generates=True, errors=ErrorStyle.OLLAMA),
+    Route("ollama_tags", GET, ("/api/tags",), errors=ErrorStyle.OLLAMA),
+    Route("ollama_ps", GET, ("/api/ps",), errors=ErrorStyle.OLLAMA),
+    Route("ollama_show", POST, ("/api/show",), errors=ErrorStyle.OLLAMA),
+    Route("ollama_version", GET, ("/api/version",), Access.OPEN, errors=ErrorStyle.OLLAMA),
+    Route("ollama_pull", POST, ("/api/pull",), errors=ErrorStyle.OLLAMA),
+    Route("ollama_embed", POST, ("/api/embed", "/api/embeddings"), errors=ErrorStyle.OLLAMA),
+    Route("ollama_delete", DELETE, ("/api/delete",), errors=ErrorStyle.OLLAMA),
+    Route("ollama_make", POST, ("/api/create", "/api/copy", "/api/push"),
+          errors=ErrorStyle.OLLAMA),
     Route("health", GET, ("/health", "/v1/health"), Access.OPEN),
     Route("is_scaling", BOTH, ("/is_scaling_elastic_ep",)),
     Route("scale", POST, ("/scale_elastic_ep",), Access.ADMIN),
@@ -120,8 +132,10 @@ def _pattern(path: str) -> re.Pattern[str]:
 
 
 _PATTERNS = [(_pattern(path), route) for route in ROUTES for path in route.paths if "{" in path]
-_ANTHROPIC = tuple(path for route in ROUTES if route.errors is ErrorStyle.ANTHROPIC
-                   for path in route.paths)
+_STYLES = {"/api/": ErrorStyle.OLLAMA} | {
+    path: route.errors for route in ROUTES if route.errors is ErrorStyle.ANTHROPIC
+    for path in route.paths}
+"""Beginnings of paths, also of unknown ones, and the format of their errors."""
 
 
 _SLASHES = re.compile(r"/{2,}")
@@ -150,8 +164,8 @@ def find(path: str) -> Route:
     found = _known(path)
     if found is not None:
         return found
-    anthropic = path.startswith(_ANTHROPIC)
-    return _UNKNOWN._replace(errors=ErrorStyle.ANTHROPIC) if anthropic else _UNKNOWN
+    return _UNKNOWN._replace(errors=next(
+        (style for begin, style in _STYLES.items() if path.startswith(begin)), ErrorStyle.OPENAI))
 
 
 def allowed_methods(path: str) -> tuple[str, ...]:

@@ -23,6 +23,13 @@ from actorium.actors.gateway.api.inference import (
     InvocationBody,
 )
 from actorium.actors.gateway.api.llama_body import InfillBody, LlamaCompletionBody
+from actorium.actors.gateway.api.ollama import OllamaLine
+from actorium.actors.gateway.api.ollama_body import (
+    OllamaChatBody,
+    OllamaGenerateBody,
+    OllamaOptions,
+)
+from actorium.actors.gateway.api.ollama_models import NamedModel, PullBody
 from actorium.actors.gateway.api.responses_body import InputBody, ResponsesBody
 from actorium.actors.gateway.api.sampling_fields import UNSUPPORTED, unsupported_in
 from actorium.actors.gateway.api.scoring import RerankBody, ScoreBody
@@ -64,6 +71,12 @@ class AnthropicErrorBody(Struct):
     error: AnthropicErrorFields
     type: Literal["error"] = "error"
     request_id: str | None = None
+
+
+class OllamaErrorBody(Struct):
+    """The body of errors below `/api/`."""
+
+    error: str
 
 
 OneOrSeveral = dict[str, Any] | list[dict[str, Any]]
@@ -119,6 +132,18 @@ OPERATIONS: dict[str, Operation] = {
     "is_scaling": Operation("Whether devices are being added or taken away"),
     "scale": Operation("Not supported"),
     "version": Operation("The version"),
+    "ollama_chat": Operation("Complete a conversation, as Ollama's API does", OllamaChatBody,
+                             OllamaLine, True),
+    "ollama_generate": Operation("Complete a prompt, as Ollama's API does", OllamaGenerateBody,
+                                 OllamaLine, True),
+    "ollama_tags": Operation("The models that are served, in Ollama's form"),
+    "ollama_ps": Operation("The models that are loaded"),
+    "ollama_show": Operation("What a model is", NamedModel),
+    "ollama_version": Operation("The version of Ollama's API"),
+    "ollama_pull": Operation("Fetch a model", PullBody),
+    "ollama_embed": Operation("Not supported"),
+    "ollama_delete": Operation("Not supported"),
+    "ollama_make": Operation("Not supported"),
     "health": Operation("Whether a request that came now would be served"),
     "openapi": Operation("This"),
     "probe": Operation("A probe of the watchdog"),
@@ -128,6 +153,8 @@ PAGES = frozenset({"page", "status", "docs", "dashboard"})
 """Routes for people, which the document leaves out."""
 MEDIA = {"/metrics": "text/plain"}
 """Of paths whose answer is not JSON."""
+STREAMS = {ErrorStyle.OLLAMA: "application/x-ndjson"}
+"""Of APIs whose streams are not server-sent events."""
 
 
 def document(guarded: Callable[[str], bool] = lambda path: False) -> dict[str, Any]:
@@ -135,12 +162,12 @@ def document(guarded: Callable[[str], bool] = lambda path: False) -> dict[str, A
     types = [kind for one in OPERATIONS.values() for kind in (one.body, one.answer)
              if kind is not None]
     schemas, components = msgspec.json.schema_components(
-        [*types, ErrorBody, AnthropicErrorBody], ref_template=REF)
+        [*types, ErrorBody, AnthropicErrorBody, OllamaErrorBody], ref_template=REF)
     for component in components.values():
-        for name in (*UNSUPPORTED, *unsupported_in(GenerateBody),
-                     *unsupported_in(LlamaCompletionBody)):
+        for name in (*UNSUPPORTED, *unsupported_in(GenerateBody), *unsupported_in(OllamaOptions),
+                     *unsupported_in(LlamaCompletionBody), "_debug_render_only"):
             component.get("properties", {}).pop(name, None)
-    refusals = dict(zip(ErrorStyle, schemas[-2:], strict=True))
+    refusals = dict(zip(ErrorStyle, schemas[-len(ErrorStyle):], strict=True))
     found = iter(schemas)
     shapes = {name: (next(found) if one.body is not None else None, next(found))
               for name, one in OPERATIONS.items()}
@@ -167,7 +194,7 @@ def _operation(path: str, method: str, route: Route, body: Any, answer: Any) -> 
     one, media = OPERATIONS[route.name], MEDIA.get(path, "application/json")
     content = {media: {"schema": answer if media == "application/json" else {}}}
     if one.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content[STREAMS.get(route.errors, "text/event-stream")] = {"schema": {"type": "string"}}
     words = re.sub(r"\W+", "_", PARAMETER.sub(r"\1", path)).strip("_")
     operation: dict[str, Any] = {
         "summary": one.summary if path == route.paths[0] else f"As {route.paths[0]}",
@@ -179,7 +206,8 @@ def _operation(path: str, method: str, route: Route, body: Any, answer: Any) -> 
             "required": True, "content": {"application/json": {"schema": body}}}
     names = [("path", found[1], True) for found in PARAMETER.finditer(path)]
     if one.streams:
-        names += [("header", name, False) for name in ("Idempotency-Key", "Last-Event-ID")]
+        headers = ("Idempotency-Key", "Last-Event-ID")[:1 if route.errors in STREAMS else 2]
+        names += [("header", name, False) for name in headers]
     if names:
         operation["parameters"] = [{"name": name, "in": where, "required": needed,
                                "schema": {"type": "string"}} for where, name, needed in names]

@@ -207,11 +207,13 @@ class ResumableStream(RelayedStream):
     """A stream that tracks what the route has received, and so can name its events."""
 
     def __init__(self, source: Deltas, rid: str, position: StreamPosition | None,
-                 cut_counts: CutCounts | None, shows_ids: bool = True) -> None:
-        """shows_ids: events get ids."""
+                 cut_counts: CutCounts | None, shows_ids: bool = True,
+                 event_end: bytes = b"\n\n") -> None:
+        """shows_ids: events get ids; event_end: what ends each of them."""
         self._recut = None if position is None else RecutStream(source, position, cut_counts)
         super().__init__(self._recut or source)
         self._rid, self._cut_counts, self._shows_ids = rid, cut_counts, shows_ids
+        self._event_end = event_end
         self._counts: tuple[int, ...] = ()
         # As `Cut`s, but plain tuples: this is done for every token.
         self._places: dict[int, tuple[int, int, int, bool]] = {}
@@ -250,8 +252,9 @@ class ResumableStream(RelayedStream):
 
     def label(self, events: bytes) -> bytes:
         """Returns the events with their ids, without those that were sent before the position."""
+        end = self._event_end
         if not self._shows_ids and self._recut is None:
-            self._events += events.count(b"\n\n")
+            self._events += events.count(end)
             return events
         prefix = self._prefix
         if not prefix and self._shows_ids:
@@ -259,15 +262,15 @@ class ResumableStream(RelayedStream):
             places = _written(self._places.values())
             prefix = self._prefix = (f"id: {self._rid}:{counts}:{places}:"
                                      f"{_written(self._cuts)}:").encode()
-        if self._recut is None and events.count(b"\n\n") == 1:
+        if self._recut is None and events.count(end) == 1:
             self._events += 1
             return b"%b%d\n%b" % (prefix, self._events, events)
         out = []
-        for one in events.split(b"\n\n")[:-1]:
+        for one in events.split(end)[:-1]:
             self._events += 1
             if self._recut is None or not self._recut.sent_before(self._events):
-                out.append(b"%b%d\n%b\n\n" % (prefix, self._events, one) if prefix
-                           else one + b"\n\n")
+                out.append(b"%b%d\n%b%b" % (prefix, self._events, one, end) if prefix
+                           else one + end)
         return b"".join(out)
 
     def encoded_position(self) -> bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,11 @@ from actorium.actors.gateway import engine_call
 from actorium.actors.gateway.app import build_app
 from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.messages import Status, TokenLogprob, Usage
+from actorium.actors.runtime.http.connection_records import (
+    ConnectionRecord,
+    ConnectionRecords,
+)
+from actorium.actors.runtime.http.http_connection import RECORD
 
 CREATED = 1_700_000_000
 """When the engine has recorded that the request came."""
@@ -59,7 +65,12 @@ APIS: dict[str, tuple[str, dict[str, Any]]] = {
     "inference": ("/inference/v1/generate", {
         "token_ids": [1, 2], "sampling_params": {"logprobs": 1}, "stream_options": {
             "include_usage": True}}),
+    "ollama chat": ("/api/chat", {"messages": USER, "tools": TOOLS, "logprobs": True,
+                                  "think": True}),
+    "ollama generate": ("/api/generate", {"prompt": "How is it in Riga?", "logprobs": True}),
 }
+NAMED = [api for api in APIS if not api.startswith("ollama")]
+"""Those whose events can have ids."""
 
 
 def deltas(choices: int, prompt_logprobs: bool) -> list[StreamDelta]:
@@ -183,7 +194,7 @@ def id_of(event: str) -> str:
     return event.partition("\n")[0].removeprefix("id: ")
 
 
-@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("api", NAMED)
 def test_a_stream_resumed_after_any_event_is_the_whole_byte_for_byte(api: str, app: ASGIApp
                                                                      ) -> None:
     path, body = APIS[api][0], APIS[api][1] | {"stream": True}
@@ -210,8 +221,71 @@ def test_an_answer_under_a_key_is_told_again_byte_for_byte(api: str, app: ASGIAp
                      if more or name != "stream_options"}
             first, second = [await told_whole(app, path, asked, number) for number in range(2)]
             assert first == second
-            if api not in ("generate", "inference", "messages", "llama_completion", "infill"):
+            others = ("generate", "inference", "messages", "llama_completion", "infill")
+            if api in NAMED and api not in others:
                 assert f"{CREATED}" in first and "20000" not in first
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_another_gateway_goes_on_behind_any_write(api: str, app: ASGIApp) -> None:
+    """Without ids: what the caller has had is in the record of its connection."""
+    path, body = APIS[api][0], APIS[api][1] | {"stream": True}
+    record = ConnectionRecords.create(1).open()
+    assert record is not None
+
+    async def run() -> None:
+        whole = await writes(app, record, path, body, b"")
+        assert len(whole) > 10
+        for at in range(0, len(whole) - 1, 1 + len(whole) // 20):
+            rest = await writes(app, record, path, body, whole[at][1])
+            assert b"".join(timeless(one) for one, _ in rest) == \
+                b"".join(timeless(one) for one, _ in whole[at + 1:]), at
+
+    asyncio.run(run())
+
+
+def timeless(events: bytes) -> bytes:
+    """Without durations."""
+    return re.sub(rb',"(?:total|load|prompt_eval|eval)_duration":\d+|"e2e_latency":[\d.e-]+', b"",
+                  events)
+
+
+async def writes(app: ASGIApp, record: ConnectionRecord, path: str, body: dict[str, Any],
+                 begun: bytes) -> list[tuple[bytes, bytes]]:
+    """(what is sent, the stream's position behind it) of one answer. begun: the position behind
+    what a gateway before has sent."""
+    record.begun = begun
+    sent: list[tuple[bytes, bytes]] = []
+    received = [{"type": "http.request", "body": json.dumps(body).encode()}]
+
+    async def receive() -> Any:
+        return received.pop() if received else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            sent.append((message["body"], record.position))
+
+    await app({"type": "http", "method": "POST", "path": path, "query_string": b"",
+               "headers": [(b"x-request-id", b"me")], "http_version": "1.1", "scheme": "http",
+               "client": None, "server": None, RECORD: record}, receive, send)
+    return sent
+
+
+def test_lines_have_no_ids(app: ASGIApp) -> None:
+    path, body = APIS["ollama chat"][0], APIS["ollama chat"][1]
+
+    async def run() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app),
+                                     base_url="http://gateway") as client:
+            whole = await client.post(path, json=body, headers={"Idempotency-Key": "k"})
+            assert all(json.loads(line)["model"] for line in whole.text.splitlines())
+            chat, more = APIS["chat"][0], APIS["chat"][1] | {"stream": True}
+            names = await told(app, chat, more, **{"Idempotency-Key": "k"})
+            refused = await client.post(path, json=body,
+                                        headers={"Last-Event-ID": id_of(names[0])})
+        assert refused.status_code == 400 and "Last-Event-ID" in refused.json()["error"]
 
     asyncio.run(run())
 

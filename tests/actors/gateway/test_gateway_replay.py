@@ -215,7 +215,8 @@ def test_invalid_event_ids_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(("path", "last"), [
-    ("/v1/chat/completions", b"data: [DONE]\n\n"), ("/v1/messages", b"event: error\n")])
+    ("/v1/chat/completions", b"data: [DONE]\n\n"), ("/v1/messages", b"event: error\n"),
+    ("/api/chat", b'{"error":"the engine is stopping"}\n')])
 def test_a_stream_that_cannot_be_continued_ends_with_its_error(
         path: str, last: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its head has been sent by the gateway before."""

@@ -38,3 +38,12 @@ def test_elsewhere_there_are_two_lines_and_one_after_an_error() -> None:
     with pytest.raises(ValueError), DownloadBar("a", 10, lines.append, terminal=False):
         raise ValueError
     assert lines == ["fetching a, 10 B"]
+
+
+def test_whoever_asks_is_told_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download_bar, "LOOK_SECONDS", 0.0)
+    seen: list[tuple[int, int]] = []
+    with DownloadBar("a", 10, lambda _: None, False, lambda *bytes_: seen.append(bytes_)) as bar:
+        bar.add(4)
+        bar.add(6)
+    assert seen == [(4, 10), (10, 10)]

@@ -13,7 +13,7 @@ import pytest
 
 from actorium.actors.errors import BadModel
 from actorium.actors.models.gguf_folder import gguf_folder
-from actorium.actors.models.model_facts import ModelFacts, model_facts
+from actorium.actors.models.model_facts import CheckpointFacts, model_facts
 
 
 def checkpoint(folder: Path, tensors: dict[str, tuple[str, list[int]]], **config: Any) -> Path:
@@ -48,7 +48,7 @@ def test_packed_numbers_are_not_counted(tmp_path: Path) -> None:
 def test_a_model_without_weights(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"text_config": {"model_type": "gemma3_text"}}')
     facts = model_facts(tmp_path)
-    assert facts == ModelFacts(format="safetensors", family="gemma3_text", digest=facts.digest)
+    assert facts == CheckpointFacts(format="safetensors", family="gemma3_text", digest=facts.digest)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 8, struct.pack("<Q", 2) + b"[]",

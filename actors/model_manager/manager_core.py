@@ -1,0 +1,482 @@
+"""The model manager's core: which uses of models are granted, and which engines run for them.
+
+Uses of a model whose engine is ready are granted at once. The others wait in the order in which
+they came: the first whose engine does not run has it started as soon as there is memory for it, and
+no other engine is started before. Where memory is missing, the least recently used engines end. If
+those that nobody uses are not enough, some that are in use get no further uses (such uses wait
+behind the first), so that they end, too, and nobody waits for ever.
+
+What only processes can do are orders (`pop_orders`); the actor reports how they went.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from actorium.actors.core import CLIENT, Core, Health, Send
+from actorium.actors.messages import Message
+from actorium.actors.model_manager.manager_messages import (
+    KEEP_USES_SECONDS,
+    LEASE_SECONDS,
+    KeepUses,
+    ListModels,
+    ModelList,
+    ModelState,
+    ModelUnloaded,
+    ModelUse,
+    PullModel,
+    PullProgress,
+    RefusalCode,
+    ReleaseModel,
+    ToManagerFront,
+    UnloadModel,
+    UseModel,
+    UseProgress,
+    UseReady,
+    UseRefused,
+)
+from actorium.actors.model_manager.model_record import (
+    STEADY_SECONDS,
+    CatalogEntry,
+    EngineLimits,
+    ModelRecord,
+    room_for,
+)
+from actorium.actors.model_manager.model_uses import ON_START, ModelUses, UseKey, UseRecord
+from actorium.actors.model_manager.served_models import ServedModels
+
+SCAN_SECONDS = 1.0
+"""The least time between two looks at the models' folder."""
+BUDGET = 60.0
+ENDED = "its launcher has ended"
+
+
+class ManagerWakeUp(Message, frozen=True):
+    """The whole inbox: it wakes the actor and does nothing else."""
+
+
+class ScanModels(NamedTuple):
+    """Read the catalog again; answered by `on_catalog`."""
+
+
+class PlanEngine(NamedTuple):
+    """Compute what the engine takes; answered by `on_planned`."""
+
+    entry: CatalogEntry
+
+
+class StartEngine(NamedTuple):
+    """Start the engine; answered by `on_progress`, `on_ready` and `on_ended`."""
+
+    entry: CatalogEntry
+
+
+class StopEngine(NamedTuple):
+    """Let the engine drain and end; answered by `on_ended`."""
+
+    name: str
+
+
+class PullOrder(NamedTuple):
+    """Fetch a model; answered by `on_pulled`."""
+
+    client: bytes
+    rid: str
+    name: str
+
+
+Order = ScanModels | PlanEngine | StartEngine | StopEngine | PullOrder
+
+
+class ManagerCore(Core):
+    """Pure core of the model manager; see `core.Core`."""
+
+    inbox: Any = ManagerWakeUp
+    client_inbox: Any = ToManagerFront
+
+    def __init__(self, limits: EngineLimits, wait: float, queue: int, allow_pull: bool = False,
+                 wall_offset: float = 0.0) -> None:
+        """wait: seconds that a use may wait; queue: uses that may; wall_offset: Unix time less the
+        monotonic clock."""
+        self.models, self.uses, self.limits = ServedModels(), ModelUses(), limits
+        self._wait, self._queue, self._allow_pull = wait, queue, allow_pull
+        self._wall_offset = wall_offset
+        self._lists: list[tuple[bytes, str]] = []
+        """(client, rid) of lists that wait for a fresh catalog."""
+        self._scanned_at: float | None = None
+        self._scanning = False
+        self._first: UseRecord | None = None
+        """The waiting use that has the next engine started."""
+        self._sends: list[Send] = []
+        self._orders: list[Order] = []
+        self._draining = False
+        self._steps = self._starts = self._evictions = self._failures = 0
+
+    # --- what clients want ---
+
+    def on_message(self, message: Any, now: float) -> None:
+        """Does nothing: the message only wakes the actor."""
+
+    def on_client(self, client: bytes, message: Any, now: float) -> None:
+        self._steps += 1
+        self.uses.on_sign_of_life(client, now)
+        match message:
+            case UseModel():
+                self._add_use((client, message.use.id), message.use, message.wait, now)
+            case ReleaseModel():
+                self._drop_use((client, message.id), now)
+            case KeepUses():
+                self._renew(client, message.uses, now)
+            case ListModels():
+                self._lists.append((client, message.rid))
+            case UnloadModel():
+                self._unload(client, message)
+            case PullModel():
+                self._pull(client, message)
+
+    def _add_use(self, key: UseKey, use: ModelUse, wait: float | None, now: float) -> None:
+        if (known := self.uses.get(key)) is not None:
+            if known.granted and known.model is not None:
+                self._report_ready(known, known.model)
+            return
+        record = UseRecord(key, use, now + (self._wait if wait is None else min(wait, self._wait)))
+        self.uses.add(record, now)
+        if self._draining:
+            self._refuse(record, "unavailable", "the server is stopping")
+        elif self.uses.waiting_count > self._queue:
+            self._refuse(record, "queue_full",
+                         f"{self._queue} requests already wait for models (--models-queue)")
+        elif (model := self.models.find(use.name)) is not None:
+            record.model = model
+        elif not use.name and len(self.models):
+            self._refuse(record, "model_required", "model: several models are served; name one of "
+                         f"them: {self.models.some_names()}")
+
+    def _renew(self, client: bytes, uses: Iterable[ModelUse], now: float) -> None:
+        """The client has these uses, and no others."""
+        listed = {use.id: use for use in uses}
+        for name in self.uses.ids_of(client):
+            if name not in listed:
+                self._drop_use((client, name), now)
+        for name, use in listed.items():
+            if self.uses.get((client, name)) is None:
+                self._add_use((client, name), use, None, now)
+                added = self.uses.get((client, name))
+                if added is not None and added.model is not None:
+                    added.renewed = now < added.model.in_doubt_until
+
+    def _drop_use(self, key: UseKey, now: float) -> None:
+        use = self.uses.remove(key)
+        if use is not None and use.granted and use.model is not None:
+            use.model.in_use -= 1
+            use.model.last_used = now
+            if not use.model.in_use:
+                use.model.set_expiry(now)
+
+    def _unload(self, client: bytes, message: UnloadModel) -> None:
+        model = self.models.find(message.name)
+        if model is None:
+            self._sends.append(Send(CLIENT, UseRefused(
+                message.rid, "model_not_found", self.models.not_found(message.name)), client))
+            return
+        if model.state == "ready" or (model.state == "loading"
+                                      and not self.uses.waiting_for(model)):
+            model.unloading = True
+            if not model.in_use:
+                self._stop(model)
+        self._sends.append(Send(CLIENT, ModelUnloaded(message.rid, model.name, model.state),
+                                client))
+
+    def _pull(self, client: bytes, message: PullModel) -> None:
+        if self._allow_pull and not self._draining:
+            self._orders.append(PullOrder(client, message.rid, message.name))
+        else:
+            why = "the server is stopping" if self._draining else \
+                "models are not fetched for callers (--models-allow-pull)"
+            self.on_pulled(client, PullProgress(message.rid, "refused", done=True, error=why))
+
+    def on_client_lost(self, client: bytes, now: float) -> None:
+        for name in self.uses.ids_of(client):
+            self._drop_use((client, name), now)
+
+    # --- what the actor reports ---
+
+    def on_catalog(self, entries: Iterable[CatalogEntry], now: float) -> None:
+        """The models that are there now."""
+        self.models.update(entries, self.uses.models_waited_for())
+        for use in self.uses.unresolved():
+            use.model = self.models.find(use.use.name)
+            if use.model is None:
+                self._refuse(use, "model_not_found", self.models.not_found(use.use.name))
+        self._scanning, self._scanned_at = False, now
+
+    def load_on_start(self, now: float) -> None:
+        """Starts the engines of the models that want it. Called once, after the first catalog."""
+        for model in self.models:
+            if model.entry.load_on_start:
+                self._add_use((ON_START, model.name), ModelUse(model.name, model.name), None, now)
+
+    def adopt(self, entry: CatalogEntry, run_dir: str, ready: bool, now: float) -> None:
+        """An engine runs that an earlier manager has started."""
+        model = self.models.get(entry.name) or self.models.add_unlisted(entry)
+        model.state, model.run_dir = "ready" if ready else "loading", run_dir
+        model.in_doubt_until = now + LEASE_SECONDS
+        model.ready_at = now
+        model.set_expiry(now)
+        self._plan(model)
+
+    def on_planned(self, entry: CatalogEntry, memory: int, reason: str, now: float) -> None:
+        """What the engine of a model takes; reason: why that is not known."""
+        model = self.models.get(entry.name)
+        if model is None:
+            return
+        model.planning = False
+        if entry.digest != model.entry.digest and not model.running:
+            return  # its files have changed meanwhile
+        if not reason:
+            model.memory = memory
+        elif model.running:
+            model.memory = self.limits.memory  # nothing is started beside what is not known
+        else:
+            self._on_failure(model, reason, now)
+
+    def on_progress(self, name: str, detail: str) -> None:
+        """How far the start of an engine is, for people."""
+        if (model := self.models.get(name)) is not None and model.state == "loading":
+            model.detail = detail
+
+    def on_ready(self, name: str, run_dir: str, now: float) -> None:
+        """An engine that was started answers requests."""
+        model = self.models.get(name)
+        if model is None or model.state != "loading":
+            return
+        model.state, model.detail, model.run_dir = "ready", "", run_dir
+        model.ready_at = now
+        model.set_expiry(now)
+
+    def on_ended(self, name: str, reason: str, now: float) -> None:
+        """The process of an engine has ended; reason: why, as far as it is known."""
+        model = self.models.get(name)
+        if model is None or not model.running:
+            return
+        before = model.state
+        for use in self.uses.granted_for(model):
+            self._refuse(use, "engine_failed", f"the engine of {name} has ended: {reason or ENDED}")
+        model.end()
+        if before == "loading" or before == "ready" and now - model.ready_at < STEADY_SECONDS:
+            self._on_failure(model, reason or ENDED, now)
+        elif before == "ready":
+            self._failures += 1
+            model.detail = reason or ENDED
+        if not model.listed and not self.uses.waiting_for(model):
+            self.models.remove(model)
+
+    def on_pulled(self, client: bytes, progress: PullProgress) -> None:
+        """How the fetching of a model gets on."""
+        self._sends.append(Send(CLIENT, progress, client))
+
+    def _on_failure(self, model: ModelRecord, reason: str, now: float) -> None:
+        self._failures += 1
+        model.fail(reason, now)
+        for use in self.uses.waiting_for(model):
+            self._refuse(use, "model_failed", f"{model.name} does not start: {reason}")
+
+    # --- what goes out ---
+
+    def on_wake(self, now: float) -> Sequence[Send]:
+        self._expire_uses(now)
+        if self._lists or self.uses.unresolved():
+            if not self._scanning and now >= self._scan_due:
+                self._scanning = True
+                self._orders.append(ScanModels())
+            elif not self._scanning:
+                self._answer_lists()
+        self._schedule(now)
+        for model in self.models:
+            due = model.expires_at is not None and now >= model.expires_at
+            if model.state == "ready" and due and not model.busy(now):
+                self._stop(model)
+        self._report_progress(now)
+        sends, self._sends = self._sends, []
+        return sends
+
+    def pop_orders(self) -> list[Order]:
+        """What the actor has to do, in order. Call it after each `on_wake`."""
+        orders, self._orders = self._orders, []
+        return orders
+
+    def _expire_uses(self, now: float) -> None:
+        for client in self.uses.silent_clients(now):
+            self.on_client_lost(client, now)
+        for use in self.uses.waiting:
+            if now >= use.deadline:
+                name = use.use.name if use.model is None else use.model.name
+                self._refuse(use, "deadline", f"{name}: not ready in time: it is "
+                             + " ".join(self._progress_of(use)).strip())
+
+    def _schedule(self, now: float) -> None:
+        """Grant what can be granted, and start the engine of the first use that waits for one."""
+        self._first = None
+        for use in self.uses.waiting:
+            model = use.model
+            if model is None or not self.uses.is_waiting(use) or self._draining:
+                continue
+            if model.state == "ready" and (
+                    use.renewed or self._first is None or not model.leaving):
+                self._grant(use, model, now)
+            elif (self._first is None and model.state != "loading"
+                  and not self._start(use, model, now)):
+                self._first = use
+        if self._first is None:
+            self._mark(())
+
+    def _start(self, use: UseRecord, model: ModelRecord, now: float) -> bool:
+        """Starts the model's engine, or makes room for it, or refuses the use. Returns whether the
+        next use may have an engine started, too."""
+        if model.running:  # it ends, and is started again after that
+            self._mark(())
+            return False
+        if now < model.retry_at:
+            self._refuse(use, "model_failed", f"{model.name} does not start: {model.detail} (tried "
+                         f"again in {model.retry_at - now:.0f} s)")
+            return True
+        if self.limits.memory and self._plan_missing(model):
+            self._mark(())
+            return False
+        room = room_for(model, self.models, self.limits, now)
+        if room.never:
+            self._refuse(use, "does_not_fit", f"{model.name} does not fit: {room.never}")
+            return True
+        if not room.fits:
+            self._mark(room.victims)
+            for victim in room.victims:
+                if not victim.busy(now):
+                    self._evictions += 1
+                    self._stop(victim)
+            return False
+        model.state, model.detail = "loading", ""
+        self._starts += 1
+        self._orders.append(StartEngine(model.entry))
+        if model.memory is None:
+            self._plan(model)
+        return True
+
+    def _plan_missing(self, wanted: ModelRecord) -> bool:
+        """Orders the plans of this model and of those that run, as far as they are not known."""
+        missing = [model for model in self.models
+                   if model.memory is None and (model is wanted or model.running)]
+        for model in missing:
+            self._plan(model)
+        return bool(missing)
+
+    def _plan(self, model: ModelRecord) -> None:
+        if not model.planning:
+            model.planning = True
+            self._orders.append(PlanEngine(model.entry))
+
+    def _mark(self, victims: Sequence[ModelRecord]) -> None:
+        """These engines, and no others, leave."""
+        for model in self.models:
+            model.leaving = model in victims
+
+    def _grant(self, use: UseRecord, model: ModelRecord, now: float) -> None:
+        self.uses.grant(use)
+        model.in_use += 1
+        model.last_used, model.expires_at, model.unloading = now, None, False
+        model.failures = 0
+        if use.use.keep_alive is not None:
+            model.keep_alive = use.use.keep_alive
+        if use.key[0] == ON_START:
+            self._drop_use(use.key, now)
+        else:
+            self._report_ready(use, model)
+
+    def _report_ready(self, use: UseRecord, model: ModelRecord) -> None:
+        self._sends.append(Send(CLIENT, UseReady(use.use.id, model.name, model.run_dir),
+                                use.key[0]))
+
+    def _refuse(self, use: UseRecord, code: RefusalCode, why: str) -> None:
+        """It ends, whether it waits or was granted."""
+        self.uses.remove(use.key)
+        if use.key[0] != ON_START:
+            self._sends.append(Send(CLIENT, UseRefused(use.use.id, code, why[:4096]), use.key[0]))
+
+    def _stop(self, model: ModelRecord) -> None:
+        model.state, model.expires_at = "stopping", None
+        self._orders.append(StopEngine(model.name))
+
+    def _report_progress(self, now: float) -> None:
+        for use in self.uses.waiting:
+            shown = self._progress_of(use)
+            if shown == use.shown and now < use.shown_at + KEEP_USES_SECONDS:
+                continue
+            use.shown, use.shown_at = shown, now
+            if use.key[0] != ON_START and use.model is not None:
+                self._sends.append(Send(CLIENT, UseProgress(use.use.id, use.model.name, *shown),
+                                        use.key[0]))
+
+    def _progress_of(self, use: UseRecord) -> tuple[ModelState, str]:
+        model = use.model
+        if model is not None and model.state in ("loading", "stopping"):
+            return model.state, model.detail
+        if model is None or model.planning:
+            return "waiting", "for its memory plan" if model is not None else ""
+        leaving = [other.name for other in self.models
+                   if other.leaving or other.state == "stopping"]
+        if use is self._first:
+            return "waiting", f"for the end of {', '.join(leaving)}" if leaving else "for memory"
+        return "waiting", "behind earlier requests for other models"
+
+    def _answer_lists(self) -> None:
+        default = self.models.find("")
+        infos = [model.info(len(self.uses.waiting_for(model)), model is default, self._wall_offset)
+                 for model in self.models]
+        taken = sum(model.memory or 0 for model in self.models if model.running)
+        for client, rid in self._lists:
+            self._sends.append(Send(CLIENT, ModelList(
+                rid, infos, taken, self.limits.memory, self.limits.engines), client))
+        self._lists.clear()
+
+    # --- life ---
+
+    @property
+    def _scan_due(self) -> float:
+        return 0.0 if self._scanned_at is None else self._scanned_at + SCAN_SECONDS
+
+    def next_timer(self) -> float | None:
+        due = [self.uses.next_timer()]
+        for model in self.models:
+            if model.state == "ready" and model.expires_at is not None:
+                due.append(model.expires_at)
+            if model.state == "ready" and model.leaving and not model.in_use:
+                due.append(model.in_doubt_until)
+        if self.uses.unresolved() and not self._scanning:
+            due.append(self._scan_due)
+        return min((at for at in due if at is not None), default=None)
+
+    def drain(self, now: float) -> None:
+        if self._draining:
+            return
+        self._draining = True
+        for use in self.uses.waiting:
+            self._refuse(use, "unavailable", "the server is stopping")
+        for model in self.models:
+            if model.state in ("loading", "ready"):
+                self._stop(model)
+
+    @property
+    def done(self) -> bool:
+        return (self._draining and not self._orders and not self._sends
+                and not any(model.running for model in self.models))
+
+    def health(self) -> Health:
+        running = [model for model in self.models if model.running]
+        gauges = {
+            "models": len(self.models), "engines": len(running),
+            "planned_bytes": sum(model.memory or 0 for model in running),
+            "uses": len(self.uses) - self.uses.waiting_count,
+            "waiting_uses": self.uses.waiting_count, "starts": self._starts,
+            "evictions": self._evictions, "failed_engines": self._failures}
+        phase = "draining" if self._draining else "ready"
+        return Health(phase, self._steps, BUDGET, {name: float(n) for name, n in gauges.items()})

@@ -1,0 +1,153 @@
+"""A server of several models in whole processes: engines come, give way, fail, outlive the manager
+and end with the server. Their workers compute nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from helpers_cli import NULL, Cli, alive, cli, eventually
+from helpers_configs import SMALL
+from helpers_runtime import Peer
+from helpers_speed import slowness
+
+from actorium.actors.client.client import Client, SamplingParams
+from actorium.actors.model_manager.manager_messages import (
+    FromManagerFront,
+    KeepUses,
+    ListModels,
+    ModelUse,
+    ReleaseModel,
+    ServedModelInfo,
+    UseModel,
+    UseProgress,
+    UseReady,
+    UseRefused,
+)
+from actorium.actors.runtime.rundir import is_running
+
+__all__ = ["cli"]
+
+LLAMA = {"architectures": ["LlamaForCausalLM"], **SMALL}
+
+
+def write_model(folder: Path, name: str) -> None:
+    (folder / name).mkdir()
+    (folder / name / "config.json").write_text(json.dumps(LLAMA))
+
+
+class Gateway(Peer):
+    """A client of the manager, which keeps its uses."""
+
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__(run_dir, "manager", FromManagerFront)
+        self.uses: dict[str, ModelUse] = {}
+
+    def use(self, id: str, name: str, keep_alive: float | None = None) -> UseReady | UseRefused:
+        self.uses[id] = ModelUse(id, name, keep_alive)
+        self.send(UseModel(self.uses[id]))
+        return self.answer(id)
+
+    def answer(self, id: str) -> UseReady | UseRefused:
+        """What the manager says of a use in the end."""
+        until = time.monotonic() + 60 * slowness()
+        while time.monotonic() < until:
+            self.send(KeepUses(list(self.uses.values())))
+            while self.socket.poll(500):
+                message = self.receive()
+                if not isinstance(message, UseProgress) and message.id == id:
+                    if isinstance(message, UseRefused):
+                        del self.uses[id]
+                    return message
+        raise AssertionError(f"no answer for {id}")
+
+    def release(self, id: str) -> None:
+        del self.uses[id]
+        self.send(ReleaseModel(id))
+
+    def models(self) -> dict[str, ServedModelInfo]:
+        self.send(ListModels("list"))
+        while not hasattr(message := self.receive(), "models"):
+            pass
+        return {model.name: model for model in message.models}
+
+
+def tokens_of(ready: UseReady | UseRefused) -> list[int]:
+    assert isinstance(ready, UseReady), ready
+    with Client(ready.run_dir) as client:
+        answer = client.generate([1, 2], SamplingParams(max_tokens=5, ignore_eos=True, seed=3))
+    return list(answer.token_ids)
+
+
+@contextmanager
+def server(cli: Cli, folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """Returns its launcher, and its run directory."""
+    flags = ["--models-dir", str(folder), "--name", "s", *NULL, "--kv-cache-bytes", "1m", *words]
+    with cli.serve(*flags) as process:
+        yield process, Path(cli.run_dir) / "s"
+
+
+def pid_of(run_dir: Path) -> int:
+    """Of an engine's launcher."""
+    return int(json.loads((run_dir / "engine.json").read_text())["pid"])
+
+
+def test_engines_come_give_way_fail_and_end_with_the_server(cli: Cli, tmp_path: Path) -> None:
+    write_model(tmp_path, "a")
+    with server(cli, tmp_path, "--models-max", "1") as (process, run_dir), Gateway(run_dir) as peer:
+        a = peer.use("1", "a:latest")
+        tokens = tokens_of(a)
+        peer.release("1")
+        write_model(tmp_path, "b")  # seen without a restart
+        b = peer.use("2", "b")
+        assert tokens_of(b) == tokens != []
+        assert isinstance(a, UseReady) and isinstance(b, UseReady)
+        assert not is_running(Path(a.run_dir)) and is_running(Path(b.run_dir))
+        shown = peer.models()
+        assert [(shown[name].state, shown[name].in_use) for name in "ab"] == [
+            ("unloaded", 0), ("ready", 1)]
+        assert shown["b"].memory > 1 << 20 and shown["b"].architecture == "LlamaForCausalLM"
+        (tmp_path / "bad").mkdir()
+        (tmp_path / "bad" / "config.json").write_text('{"architectures": ["NoSuchModel"]}')
+        refused = peer.use("3", "bad")
+        assert isinstance(refused, UseRefused) and refused.code == "model_failed"
+        assert "NoSuchModel" in refused.message
+        pid = pid_of(Path(b.run_dir))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60 * slowness()) == 0
+    assert not alive(pid) and cli.entries() == []
+
+
+def test_engines_outlive_the_manager_and_no_server(cli: Cli, tmp_path: Path) -> None:
+    write_model(tmp_path, "a")
+    with server(cli, tmp_path, "--keep-alive", "0") as (process, run_dir), Gateway(run_dir) as peer:
+        ready = peer.use("1", "a")
+        assert isinstance(ready, UseReady)
+        engine = Path(ready.run_dir)
+        pid = pid_of(engine)
+        os.kill(manager_pid(cli), signal.SIGKILL)
+        assert eventually(lambda: manager_pid(cli, epoch=2) > 0, 20 * slowness())
+        assert peer.answer("1") == ready, "the client's list is all that the new manager has"
+        assert len(tokens_of(ready)) == 5
+        assert pid_of(engine) == pid and peer.models()["a"].in_use == 1
+        assert peer.models()["a"].memory > 0
+        os.kill(process.pid, signal.SIGKILL)
+        assert eventually(lambda: not alive(pid), 20 * slowness())
+        process.wait(10 * slowness())
+    shutil.rmtree(run_dir, ignore_errors=True)
+    assert cli.entries() == []
+
+
+def manager_pid(cli: Cli, epoch: int = 1) -> int:
+    """0 = not there, or not ready."""
+    rows: list[dict[str, Any]] = [row for row in cli.actors() if row["role"] == "manager"]
+    return next((int(row["pid"]) for row in rows
+                 if row["epoch"] == epoch and row["phase"] == "ready"), 0)
