@@ -294,7 +294,7 @@ def test_a_new_manager_goes_on_with_engines_and_uses() -> None:
     world.keep_at = world.now
     world.advance(0.1)
     world.running["b"] = "ready"
-    world.core.on_ready("b", "/run/b", world.now)
+    world.core.engine_ready("b", "/run/b", world.now)
     world.settle()
     assert world.held == {"old": "a"}
     world.advance(2)
