@@ -260,11 +260,14 @@ class ManagerCore(Core):
         model = self.models.get(name)
         if model is None or not model.running:
             return
-        before = model.state
+        before, adopted = model.state, now < model.in_doubt_until
         for use in self.uses.granted_for(model):
             self._refuse(use, "engine_failed", f"the engine of {name} has ended: {reason or ENDED}")
         model.end()
-        if before == "loading" or before == "ready" and now - model.ready_at < STEADY_SECONDS:
+        early = before == "ready" and now - model.ready_at < STEADY_SECONDS
+        if adopted:
+            model.detail = reason  # the manager before may have ended it: it may start again
+        elif before == "loading" or early:
             self._on_failure(model, reason or ENDED, now)
         elif before == "ready":
             self._failures += 1
