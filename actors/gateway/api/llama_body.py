@@ -16,7 +16,14 @@ from actorium.actors.gateway.api.sampling_fields import (
     unsupported_in,
 )
 from actorium.actors.gateway.http.http_errors import bad_field
-from actorium.actors.params import MAX_LOGPROBS, MAX_STOP_CHARS, SamplingParams, Structured
+from actorium.actors.params import (
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_STOP_CHARS,
+    SamplingParams,
+    Structured,
+)
 
 RANDOM_SEEDS = (-1, 2**32 - 1)
 """llama.cpp's values for a random seed."""
@@ -26,7 +33,7 @@ NEVER = -100.0
 """OpenAI's bias of a token that is not to be generated."""
 ENGINE_FIELDS = {
     "n": "n_cmpl", "max_tokens": "n_predict", "repetition_penalty": "repeat_penalty",
-    "logprobs": "n_probs", "stop_regex": "n_indent"}
+    "logprobs": "n_probs", "stop_regex": "n_indent", "token_ids": "prompt", "tokens": "prompt"}
 """The engine's fields that have other names here."""
 INACTIVE: dict[str, tuple[float, float, float]] = {
     "typical_p": (1.0, 1e9, 1), "top_n_sigma": (-1e9, 0.0, -1), "xtc_probability": (0, 0, 0),
@@ -89,9 +96,9 @@ class LlamaCompletionBody(Struct, kw_only=True):
     max_tokens: Annotated[int, Meta(ge=-1)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=-1)] | None = None
     """Other names of the same."""
-    n_cmpl: int | None = None
+    n_cmpl: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
     """Completions of each prompt."""
-    n: int | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
     """Another name of the same."""
     temperature: float | None = None
     top_k: int | None = None
@@ -143,6 +150,8 @@ class LlamaCompletionBody(Struct, kw_only=True):
             raise bad_field("grammar", "not together with json_schema")
         if self.stream_options is not None and not self.stream:
             raise bad_field("stream_options", "only with stream=true")
+        if len(self.logit_bias or ()) > MAX_LOGIT_BIAS:
+            raise bad_field("logit_bias", f"at most {MAX_LOGIT_BIAS} entries")
         if not 0 <= self.probabilities <= MAX_LOGPROBS:
             raise bad_field("n_probs", f"must be between 0 and {MAX_LOGPROBS}, got "
                             f"{self.probabilities}")
@@ -161,6 +170,8 @@ class LlamaCompletionBody(Struct, kw_only=True):
             if any(isinstance(part, list | PromptObject) for part in parts) \
                     and isinstance(prompt, list):
                 raise bad_field("prompt", "a list of prompts within a list of prompts")
+            if sum(isinstance(part, str) for part in parts) > MAX_PROMPTS:
+                raise bad_field("prompt", f"at most {MAX_PROMPTS} texts among token ids")
             if isinstance(prompt, PromptObject) and prompt.multimodal_data:
                 raise bad_field("prompt.multimodal_data", "images come with messages here "
                                 "(/v1/chat/completions)")
@@ -176,7 +187,7 @@ class LlamaCompletionBody(Struct, kw_only=True):
     @property
     def completions(self) -> int:
         """Returns the number of completions of each prompt."""
-        return (self.n if self.n_cmpl is None else self.n_cmpl) or 1
+        return self.n_cmpl or self.n or 1
 
     @property
     def probabilities(self) -> int:
@@ -244,7 +255,7 @@ class InfillBody(LlamaCompletionBody, kw_only=True):
     """How the text begins."""
     input_prefix: str
     input_suffix: str
-    input_extra: list[ExtraFile] = []
+    input_extra: Annotated[list[ExtraFile], Meta(max_length=MAX_PROMPTS)] = []
     """Other files of the repository, which come before the prefix."""
 
 

@@ -28,7 +28,7 @@ from actorium.actors.gateway.api.llama_body import (
     PromptObject,
     generation_settings,
 )
-from actorium.actors.gateway.api.sampling_fields import SEED_MASK, check_ids
+from actorium.actors.gateway.api.sampling_fields import SEED_MASK, TOKEN, check_ids
 from actorium.actors.gateway.api.turn import SCHEMA_HEADER, HttpTurn
 from actorium.actors.gateway.engine_call import EngineCall
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError, bad_field
@@ -153,7 +153,7 @@ class LlamaCompletionTurn(HttpTurn):
             if value is True:
                 raise bad_field("logit_bias", "a number, or false for never; got true")
             bias = NEVER if value is False else float(value)
-            ids = [int(token)] if isinstance(token, int) or token.isdecimal() \
+            ids = [int(token)] if isinstance(token, int) or TOKEN.fullmatch(token) \
                 else await self.engine.client.tokenize(token, False)
             biases |= dict.fromkeys(ids, bias)
         return biases or None

@@ -249,7 +249,8 @@ def test_another_gateway_goes_on_behind_any_write(api: str, app: ASGIApp) -> Non
 def timeless(events: bytes) -> bytes:
     """Without durations."""
     return re.sub(rb',"(?:total|load|prompt_eval|eval)_duration":\d+|"e2e_latency":[\d.e-]+|'
-                  rb',"(?:prompt|predicted)_(?:per_token_)?(?:ms|per_second)":[\d.e+-]+', b"", events)
+                  rb',"(?:prompt|predicted)_(?:per_token_)?(?:ms|per_second)":[\d.e+-]+', b"",
+                  events)
 
 
 async def writes(app: ASGIApp, record: ConnectionRecord, path: str, body: dict[str, Any],

@@ -208,6 +208,10 @@ def test_special_tokens_as_text(packaged: Served, http: httpx.Client) -> None:
     assert packaged.engine.client.detokenize(ids[1]) == special
 
 
+def test_a_bias_of_a_text_of_digits(http: httpx.Client) -> None:
+    assert complete(http, n_predict=1, logit_bias={"9" * 5000: 1})["tokens_predicted"] == 1
+
+
 def test_infill_without_the_tokens_for_it(http: httpx.Client) -> None:
     answer = http.post("/infill", json={"input_prefix": "a", "input_suffix": "b"})
     assert answer.status_code == 501 and "no tokens" in answer.json()["error"]["message"]
@@ -226,7 +230,12 @@ def test_infill_without_the_tokens_for_it(http: httpx.Client) -> None:
     ({"samplers": ["top_p", "temperature"], "top_p": 0.5}, "samplers"),
     ({"repeat_penalty": 1.1, "repeat_last_n": 65}, "repeat_last_n"),
     ({"repeat_penalty": -1}, "repeat_penalty"), ({"n_predict": -2}, "n_predict"),
-    ({"n_cmpl": 1000}, "n_cmpl"), ({"prompt": []}, "prompt"), ({"prompt": ""}, "prompt"),
+    ({"n_cmpl": 1000}, "n_cmpl"), ({"n_cmpl": 10**9}, "n_cmpl"), ({"n": 0}, "n"),
+    ({"prompt": [-1]}, "prompt"), ({"prompt": [2**40]}, "prompt"), ({"prompt": [9999]}, "prompt"),
+    ({"prompt": ["a", 1] * 300}, "prompt"), ({"logit_bias": [["a", 1]] * 1025}, "logit_bias"),
+    ({"logit_bias": {"9" * 5000: 0}, "n_predict": -2}, "n_predict"), ({"top_k": 2**40}, "top_k"),
+    ({"logit_bias": [[2**40, 1]]}, "logit_bias"), ({"response_fields": [1]}, "response_fields"),
+    ({"prompt": []}, "prompt"), ({"prompt": ""}, "prompt"),
     ({"prompt": [["a", [1]]]}, "prompt"), ({"prompt": [1] * 5000}, "prompt"),
     ({"prompt": {"prompt_string": "a", "multimodal_data": ["x"]}}, "prompt"),
     ({"grammar": "root ::= ("}, "grammar"), ({"json_schema": {"type": "x"}}, "json_schema"),
