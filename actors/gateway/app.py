@@ -13,6 +13,7 @@ from actorium.actors.gateway.api import (
     anthropic_messages,
     engine_routes,
     inference,
+    llama_server,
     model_routes,
     ollama_models,
     responses,
@@ -26,6 +27,7 @@ from actorium.actors.gateway.api.anthropic_messages import MessagesTurn
 from actorium.actors.gateway.api.chat_completions import ChatTurn
 from actorium.actors.gateway.api.completions import CompletionsTurn
 from actorium.actors.gateway.api.inference import InferenceTurn
+from actorium.actors.gateway.api.llama_completion import InfillTurn, LlamaCompletionTurn
 from actorium.actors.gateway.api.ollama import OllamaChatTurn, OllamaGenerateTurn
 from actorium.actors.gateway.api.ollama_models import OllamaModels
 from actorium.actors.gateway.api.sglang import GenerateTurn
@@ -90,6 +92,13 @@ def handlers_of(gateway: GatewayState) -> dict[str, Handler]:
         "detokenize": tokens.detokenize,
         "generate": GenerateTurn.handle,
         "abort": sglang.abort,
+        "llama_completion": LlamaCompletionTurn.handle,
+        "infill": InfillTurn.handle,
+        "apply_template": llama_server.apply_template,
+        "props": llama_server.props,
+        "slots": llama_server.slots,
+        "lora_adapters": llama_server.lora_adapters,
+        "embeddings": llama_server.embeddings,
         "flush_cache": engine_routes.flush_cache,
         "model_info": engine_routes.model_info,
         "server_info": engine_routes.server_info,

@@ -58,6 +58,8 @@ class ServedModel:
         self.max_model_len: int = info["max_model_len"]
         self.fim: FimTokens | None = msgspec.convert(info.get("fim_tokens"), FimTokens | None)
         """Tokens for filling in the middle; None = the model has none."""
+        self.meta: dict[str, Any] = {}
+        """What `/v1/models` shows of its files; empty until they are read."""
         self.thought_end: list[int] = []
         """Token ids of the mark that ends reasoning; none where the model does not reason."""
 

@@ -12,7 +12,7 @@ What only processes can do are orders (`pop_orders`); the actor reports how they
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from actorium.actors.core import CLIENT, Core, Health, Send
 from actorium.actors.messages import Message
@@ -22,7 +22,6 @@ from actorium.actors.model_manager.manager_messages import (
     KeepUses,
     ListModels,
     ModelList,
-    ModelState,
     ModelUnloaded,
     ModelUse,
     PullModel,
@@ -36,6 +35,14 @@ from actorium.actors.model_manager.manager_messages import (
     UseReady,
     UseRefused,
 )
+from actorium.actors.model_manager.manager_orders import (
+    Order,
+    PlanEngine,
+    PullOrder,
+    ScanModels,
+    StartEngine,
+    StopEngine,
+)
 from actorium.actors.model_manager.model_record import (
     STEADY_SECONDS,
     CatalogEntry,
@@ -43,7 +50,13 @@ from actorium.actors.model_manager.model_record import (
     ModelRecord,
     room_for,
 )
-from actorium.actors.model_manager.model_uses import ON_START, ModelUses, UseKey, UseRecord
+from actorium.actors.model_manager.model_uses import (
+    ON_START,
+    ModelUses,
+    UseKey,
+    UseRecord,
+    progress_of,
+)
 from actorium.actors.model_manager.served_models import ServedModels
 
 SCAN_SECONDS = 1.0
@@ -54,39 +67,6 @@ ENDED = "its launcher has ended"
 
 class ManagerWakeUp(Message, frozen=True):
     """The whole inbox: it wakes the actor and does nothing else."""
-
-
-class ScanModels(NamedTuple):
-    """Read the catalog again; answered by `on_catalog`."""
-
-
-class PlanEngine(NamedTuple):
-    """Compute what the engine takes; answered by `on_planned`."""
-
-    entry: CatalogEntry
-
-
-class StartEngine(NamedTuple):
-    """Start the engine; answered by `on_progress`, `on_ready` and `on_ended`."""
-
-    entry: CatalogEntry
-
-
-class StopEngine(NamedTuple):
-    """Let the engine drain and end; answered by `on_ended`."""
-
-    name: str
-
-
-class PullOrder(NamedTuple):
-    """Fetch a model; answered by `on_pulled`."""
-
-    client: bytes
-    rid: str
-    name: str
-
-
-Order = ScanModels | PlanEngine | StartEngine | StopEngine | PullOrder
 
 
 class ManagerCore(Core):
@@ -178,7 +158,7 @@ class ManagerCore(Core):
         model = self.models.find(message.name)
         if model is None:
             self._sends.append(Send(CLIENT, UseRefused(
-                message.rid, "model_not_found", self.models.not_found(message.name)), client))
+                message.rid, "model_not_found", self.models.unknown_name(message.name)), client))
             return
         if model.state == "ready" or (model.state == "loading"
                                       and not self.uses.waiting_for(model)):
@@ -194,7 +174,7 @@ class ManagerCore(Core):
         else:
             why = "the server is stopping" if self._draining else \
                 "models are not fetched for callers (--models-allow-pull)"
-            self.on_pulled(client, PullProgress(message.rid, "refused", done=True, error=why))
+            self.report_pull(client, PullProgress(message.rid, "refused", done=True, error=why))
 
     def on_client_lost(self, client: bytes, now: float) -> None:
         for name in self.uses.ids_of(client):
@@ -202,13 +182,13 @@ class ManagerCore(Core):
 
     # --- what the actor reports ---
 
-    def on_catalog(self, entries: Iterable[CatalogEntry], now: float) -> None:
+    def set_catalog(self, entries: Iterable[CatalogEntry], now: float) -> None:
         """The models that are there now."""
         self.models.update(entries, self.uses.models_waited_for())
         for use in self.uses.unresolved():
             use.model = self.models.find(use.use.name)
             if use.model is None:
-                self._refuse(use, "model_not_found", self.models.not_found(use.use.name))
+                self._refuse(use, "model_not_found", self.models.unknown_name(use.use.name))
         self._scanning, self._scanned_at = False, now
 
     def load_on_start(self, now: float) -> None:
@@ -226,7 +206,7 @@ class ManagerCore(Core):
         model.set_expiry(now)
         self._plan(model)
 
-    def on_planned(self, entry: CatalogEntry, memory: int, reason: str, now: float) -> None:
+    def set_plan(self, entry: CatalogEntry, memory: int, reason: str, now: float) -> None:
         """What the engine of a model takes; reason: why that is not known."""
         model = self.models.get(entry.name)
         if model is None:
@@ -241,12 +221,12 @@ class ManagerCore(Core):
         else:
             self._on_failure(model, reason, now)
 
-    def on_progress(self, name: str, detail: str) -> None:
+    def set_progress(self, name: str, detail: str) -> None:
         """How far the start of an engine is, for people."""
         if (model := self.models.get(name)) is not None and model.state == "loading":
             model.detail = detail
 
-    def on_ready(self, name: str, run_dir: str, now: float) -> None:
+    def engine_ready(self, name: str, run_dir: str, now: float) -> None:
         """An engine that was started answers requests."""
         model = self.models.get(name)
         if model is None or model.state != "loading":
@@ -255,16 +235,19 @@ class ManagerCore(Core):
         model.ready_at = now
         model.set_expiry(now)
 
-    def on_ended(self, name: str, reason: str, now: float) -> None:
+    def engine_ended(self, name: str, reason: str, now: float) -> None:
         """The process of an engine has ended; reason: why, as far as it is known."""
         model = self.models.get(name)
         if model is None or not model.running:
             return
-        before = model.state
+        before, adopted = model.state, now < model.in_doubt_until
         for use in self.uses.granted_for(model):
             self._refuse(use, "engine_failed", f"the engine of {name} has ended: {reason or ENDED}")
         model.end()
-        if before == "loading" or before == "ready" and now - model.ready_at < STEADY_SECONDS:
+        early = before == "ready" and now - model.ready_at < STEADY_SECONDS
+        if adopted:
+            model.detail = reason  # the manager before may have ended it: it may start again
+        elif before == "loading" or early:
             self._on_failure(model, reason or ENDED, now)
         elif before == "ready":
             self._failures += 1
@@ -272,7 +255,7 @@ class ManagerCore(Core):
         if not model.listed and not self.uses.waiting_for(model):
             self.models.remove(model)
 
-    def on_pulled(self, client: bytes, progress: PullProgress) -> None:
+    def report_pull(self, client: bytes, progress: PullProgress) -> None:
         """How the fetching of a model gets on."""
         self._sends.append(Send(CLIENT, progress, client))
 
@@ -312,8 +295,8 @@ class ManagerCore(Core):
         for use in self.uses.waiting:
             if now >= use.deadline:
                 name = use.use.name if use.model is None else use.model.name
-                self._refuse(use, "deadline", f"{name}: not ready in time: it is "
-                             + " ".join(self._progress_of(use)).strip())
+                state, detail = progress_of(use, self._first, self.models)
+                self._refuse(use, "deadline", f"{name}: not ready in time: {state} {detail}")
 
     def _schedule(self, now: float) -> None:
         """Grant what can be granted, and start the engine of the first use that waits for one."""
@@ -408,25 +391,13 @@ class ManagerCore(Core):
 
     def _report_progress(self, now: float) -> None:
         for use in self.uses.waiting:
-            shown = self._progress_of(use)
+            shown = progress_of(use, self._first, self.models)
             if shown == use.shown and now < use.shown_at + KEEP_USES_SECONDS:
                 continue
             use.shown, use.shown_at = shown, now
             if use.key[0] != ON_START and use.model is not None:
                 self._sends.append(Send(CLIENT, UseProgress(use.use.id, use.model.name, *shown),
                                         use.key[0]))
-
-    def _progress_of(self, use: UseRecord) -> tuple[ModelState, str]:
-        model = use.model
-        if model is not None and model.state in ("loading", "stopping"):
-            return model.state, model.detail
-        if model is None or model.planning:
-            return "waiting", "for its memory plan" if model is not None else ""
-        leaving = [other.name for other in self.models
-                   if other.leaving or other.state == "stopping"]
-        if use is self._first:
-            return "waiting", f"for the end of {', '.join(leaving)}" if leaving else "for memory"
-        return "waiting", "behind earlier requests for other models"
 
     def _answer_lists(self) -> None:
         default = self.models.find("")
@@ -479,4 +450,5 @@ class ManagerCore(Core):
             "waiting_uses": self.uses.waiting_count, "starts": self._starts,
             "evictions": self._evictions, "failed_engines": self._failures}
         phase = "draining" if self._draining else "ready"
-        return Health(phase, self._steps, BUDGET, {name: float(n) for name, n in gauges.items()})
+        return Health(phase, self._steps, BUDGET, {name: float(n) for name, n in gauges.items()},
+                      f"{len(running)} engines for {len(self.models)} models")

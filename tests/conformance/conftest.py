@@ -26,11 +26,12 @@ from actorium.tools.pictures import PICTURE_MODEL
 HERE = Path(__file__).parent
 BUILD = HERE.parents[1] / "build"
 MODELS = {"demo": "", "smollm2": str(BUILD / "models" / "smollm2"), "pictures": str(PICTURE_MODEL),
-          "thinking": str(BUILD / "models" / "thinking")}
+          "thinking": str(BUILD / "models" / "thinking"),
+          "infill": str(BUILD / "models" / "infill")}
 TEXTS = ("demo", "smollm2")
 """Those that files without the `models` mark are tried with."""
 CLIENT_OF = {"langchain": "langchain_openai", "openai_agents": "agents", "quantisers": "torchao",
-             **{name: name for name in (
+             "llama_server": "llamacpp_client", **{name: name for name in (
     "anthropic", "guidellm", "instructor", "litellm", "lm_eval", "ollama", "openai",
     "pydantic_ai",
     "schemathesis")}}
@@ -127,7 +128,7 @@ def _wait(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--model`."""
-    parser.addoption("--model", choices=sorted(set(MODELS) - {"thinking"}), default=None,
+    parser.addoption("--model", choices=sorted(set(MODELS) - {"thinking", "infill"}), default=None,
                      help="conformance: with this model alone")
 
 

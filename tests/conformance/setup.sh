@@ -116,19 +116,21 @@ sglang() {
     echo "$SGLANG" > "$build/sglang/.ready"
 }
 
-# llama.cpp's chat templates of published models, and its vocabularies with texts and their ids:
-# build/llamacpp/models, out of the source package of its Python binding. Nothing of it is built.
+# llama.cpp's chat templates of published models, its vocabularies with texts and their ids, and the
+# tests of its server: build/llamacpp, out of the source package of its Python binding. Nothing of it
+# is built.
 llamacpp() {
-    local folder=$build/llamacpp
-    if fresh "$folder/.ready" "$LLAMACPP"; then return; fi
+    local folder=$build/llamacpp want="$LLAMACPP with the tests of its server"
+    if fresh "$folder/.ready" "$want"; then return; fi
     rm -rf "$folder"
     mkdir -p "$folder"
     "$venv/bin/python" -m pip --disable-pip-version-check download --quiet --no-deps \
         --no-binary llama-cpp-python --dest "$folder" "llama-cpp-python==$LLAMACPP"
     tar -xzf "$folder/llama_cpp_python-$LLAMACPP.tar.gz" -C "$folder" --strip-components=3 \
-        --wildcards '*/vendor/llama.cpp/models/*' '*/vendor/llama.cpp/LICENSE'
+        --wildcards '*/vendor/llama.cpp/models/*' '*/vendor/llama.cpp/tools/server/tests/*' \
+        '*/vendor/llama.cpp/LICENSE'
     rm "$folder/llama_cpp_python-$LLAMACPP.tar.gz"
-    echo "$LLAMACPP" > "$folder/.ready"
+    echo "$want" > "$folder/.ready"
 }
 
 # llama.cpp, built for this processor (some minutes), for benchmarks/scenarios/gguf_files.py.

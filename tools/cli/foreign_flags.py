@@ -63,6 +63,7 @@ ACCEPTED = (
     Group("/metrics and /load are served anyway",
           "metrics metrics-for-all-schedulers cudagraph-metrics server-load-tracking"),
     Group("/v1/rerank and /v1/score are served anyway", "reranking"),
+    Group("/slots is served anyway", "slots"),
     Group("safetensors are read in one way",
           "multithread-load use-tqdm-on-load weight-loader-disable-mmap "
           "weight-loader-prefetch-checkpoints "
@@ -181,7 +182,8 @@ REFUSED = (
     Group("lines go to stderr and to files in the run directory, as --log-format says",
           unless="stderr stdout", valued="log-config-file logging-config",
           lists="log-requests-target"),
-    Group("there is no such route", "slots props tokenizer-info-endpoint"),
+    Group("there is no such route", "tokenizer-info-endpoint"),
+    Group("properties cannot be changed while the engine runs (/props shows them)", "props"),
     Group("the documentation and the page are always there", "disable-fastapi-docs no-webui"),
     Group("a request's own template is always taken", "no-trust-request-chat-template"),
     Group("a request of a higher priority may take the pages of another",

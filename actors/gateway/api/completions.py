@@ -158,7 +158,8 @@ class CompletionsTurn(HttpTurn):
         return self.body.continuous_usage
 
     def engine_fields(self) -> dict[str, str]:
-        return {"structured": format_field(self.body), "max_tokens": self.body.limit_field}
+        return {"structured": format_field(self.body), "max_tokens": self.body.limit_field,
+                "token_ids": "prompt", "tokens": "prompt"}
 
     @property
     def shows_token_texts(self) -> bool:

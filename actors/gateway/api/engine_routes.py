@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from time import time
 from typing import Any
@@ -11,13 +12,15 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from actorium import __version__
-from actorium.actors.errors import ActoriumError
+from actorium.actors.errors import ActoriumError, BadModel
 from actorium.actors.gateway.api.sglang import WEIGHT_VERSION
 from actorium.actors.gateway.engine_call import call_of, engine_of
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError
 from actorium.actors.gateway.http.replies import JsonReply
 from actorium.actors.gateway.served_model import ServedModel
 from actorium.actors.health import activity_of
+from actorium.actors.models.model_dir import read_config, text_config, trained_length
+from actorium.actors.models.model_facts import model_facts
 from actorium.actors.watchdog.probe_server import SOCKET
 
 STARTED = int(time())
@@ -26,8 +29,9 @@ STARTED = int(time())
 async def models(http: HttpRequest) -> Response:
     """Handles `/v1/models`."""
     model = await engine_of(http).served_model()
+    meta = await _meta(model)
     return JsonReply({"object": "list",
-                      "data": [_card(model, name) for name in model.names.served]})
+                      "data": [_card(model, name, meta) for name in model.names.served]})
 
 
 async def model(http: HttpRequest) -> Response:
@@ -35,13 +39,33 @@ async def model(http: HttpRequest) -> Response:
     name, engine = http.path_params["name"], engine_of(http)
     model = await engine.check_model(name)
     shown = name if name in model.names.served else model.name
-    return JsonReply(_card(model, shown))
+    return JsonReply(_card(model, shown, await _meta(model)))
 
 
-def _card(model: ServedModel, name: str) -> dict[str, Any]:
+async def _meta(model: ServedModel) -> dict[str, Any]:
+    """Returns llama-server's facts of a model, read once from its files' headers; without those
+    that they do not say."""
+    if not model.meta:
+        model.meta = {name: value for name, value in (
+            await asyncio.to_thread(_read_meta, model)).items() if value}
+    return model.meta
+
+
+def _read_meta(model: ServedModel) -> dict[str, Any]:
+    path, meta = Path(model.info["model_path"]), {"n_vocab": model.info.get("vocab_size")}
+    with contextlib.suppress(BadModel):  # the files may have been removed since the start
+        config = read_config(path)
+        meta |= {"n_ctx_train": trained_length(config),
+                 "n_embd": text_config(config).get("hidden_size")}
+        facts = model_facts(path)
+        meta |= {"n_params": facts.parameters, "size": facts.size}
+    return meta
+
+
+def _card(model: ServedModel, name: str, meta: dict[str, Any]) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": STARTED, "owned_by": "actorium",
             "root": model.info["model_path"], "parent": None,
-            "max_model_len": model.max_model_len}
+            "max_model_len": model.max_model_len, "meta": meta}
 
 
 async def flush_cache(http: HttpRequest) -> Response:
@@ -97,7 +121,7 @@ async def health(http: HttpRequest) -> Response:
         raise HttpError(503, error.message, None, SERVER, "unavailable") from None
     if gateway.draining or not status.ready:
         raise HttpError(503, status.error or "not ready", None, SERVER, "unavailable")
-    return JsonReply({"ready": True, "state": activity_of(status.actors)})
+    return JsonReply({"ready": True, "status": "ok", "state": activity_of(status.actors)})
 
 
 async def is_scaling(http: HttpRequest) -> Response:

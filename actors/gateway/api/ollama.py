@@ -287,12 +287,11 @@ class OllamaGenerateTurn(OllamaTurn):
     async def requests(self) -> list[Request]:
         if not self._is_text:
             return await super().requests()
-        body, more = self.body, {}
+        body, more = self.body, dict[str, Any]()
         prompt: str | list[int] = self._prompt
         if self._suffix:
-            prompt, ends, _ = await fill_in_middle(self.engine, self.model, self._prompt,
-                                                   self._suffix)
-            more = {"stop_token_ids": ends}
+            infill = await fill_in_middle(self.engine, self.model, self._prompt, self._suffix)
+            more, prompt = {"stop_token_ids": infill.stop_token_ids}, infill.ids
         params = sampling(body, body.alternatives(), structured=structured_of(body), **more)
         return [request_for(body, params, self.call.tenant, prompt=prompt)]
 

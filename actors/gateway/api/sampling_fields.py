@@ -26,7 +26,8 @@ from actorium.actors.gateway.http.http_errors import bad_field
 from actorium.actors.messages import MAX_TURNS
 from actorium.actors.params import MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams, Structured
 
-_TOKEN = re.compile(r"[0-9]{1,10}")
+TOKEN = re.compile(r"[0-9]{1,10}")
+"""A token id as a text."""
 MAX_PROMPTS = 256
 """Prompts of one request."""
 SEED_MASK = (1 << 63) - 1
@@ -311,6 +312,6 @@ def _bias(given: dict[str, float] | None) -> dict[int, float] | None:
     if len(given) > MAX_LOGIT_BIAS:
         raise bad_field("logit_bias", f"at most {MAX_LOGIT_BIAS} tokens, got {len(given)}")
     for token in given:
-        if not _TOKEN.fullmatch(token):
+        if not TOKEN.fullmatch(token):
             raise bad_field("logit_bias", f"{token[:40]!r} is no token id")
     return {int(token): value for token, value in given.items()}

@@ -17,7 +17,7 @@ from actorium.actors.gateway.api.sampling_fields import (
     unsupported_in,
 )
 from actorium.actors.gateway.http.http_errors import HttpError, bad_field
-from actorium.actors.params import MAX_LOGPROBS, SamplingParams, Structured
+from actorium.actors.params import MAX_LOGPROBS, MAX_N, SamplingParams, Structured
 
 DEFAULT_NEW_TOKENS = 128
 """SGLang's default limit."""
@@ -174,6 +174,8 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
         found = _each(self.sampling_params or SglangSampling(), prompts, "sampling_params")
         if len({one.n for one in found}) > 1:
             raise bad_field("sampling_params", "n must be the same for all prompts")
+        if not 1 <= found[0].n <= MAX_N:  # before there is something for each choice
+            raise _bad("n", f"must be between 1 and {MAX_N}, got {found[0].n}")
         return found
 
     def logprob_options(self, prompts: int, choices: int) -> list[LogprobOptions]:

@@ -72,9 +72,10 @@ async def is_paused(http: HttpRequest) -> Response:
 
 
 def _query(http: HttpRequest, *names: str) -> dict[str, str]:
-    """Returns the parameters of the URL. Raises `HttpError` at one that is not known."""
+    """Returns the parameters of the URL. Raises `HttpError` at one that is not known; `model` chooses
+    the engine, of several."""
     for name in http.query_params:
-        if name not in names:
+        if name not in (*names, "model"):
             raise bad_field(name, "this route has no such parameter")
     return dict(http.query_params)
 

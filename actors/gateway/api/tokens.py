@@ -42,6 +42,8 @@ class TokenizeBody(Struct, kw_only=True):
     content: str | None = None
     """The text, as llama-server's clients send it: then the answer is llama-server's too."""
     add_special: bool = False
+    parse_special: bool = True
+    """False = special tokens that `content` writes are text like any other."""
     with_pieces: bool = False
     """Return each token of `content` with its text, or its bytes where it is not text."""
 
@@ -120,7 +122,9 @@ async def tokenize(http: HttpRequest) -> Response:
             before, after = await special_around(engine.client)
             columns = [[*before, *columns[0], *after]]
     else:
-        columns = [await engine.client.tokenize(text, body.special) for text in body.texts()]
+        columns = [await engine.client.tokenize(
+            text, body.special, parse_special=body.parse_special or body.content is None)
+            for text in body.texts()]
     if body.with_pieces or body.return_token_strs:
         await engine.token_texts.ready()
     if body.content is not None:

@@ -22,6 +22,7 @@ from actorium.actors.gateway.api.inference import (
     InferenceBody,
     InvocationBody,
 )
+from actorium.actors.gateway.api.llama_body import InfillBody, LlamaCompletionBody
 from actorium.actors.gateway.api.model_routes import ModelBody
 from actorium.actors.gateway.api.ollama import OllamaLine
 from actorium.actors.gateway.api.ollama_body import (
@@ -121,6 +122,14 @@ OPERATIONS: dict[str, Operation] = {
     "detokenize": Operation("Text of token ids", DetokenizeBody),
     "generate": Operation("Complete prompts, as SGLang does", GenerateBody, OneOrSeveral, True),
     "abort": Operation("End requests", AbortBody),
+    "llama_completion": Operation("Complete prompts, as llama-server does", LlamaCompletionBody,
+                                  OneOrSeveral, True),
+    "infill": Operation("Fill in the middle, as llama-server does", InfillBody, OneOrSeveral, True),
+    "apply_template": Operation("The text that a conversation becomes", ChatBody),
+    "props": Operation("The model and the defaults, as llama-server has them"),
+    "slots": Operation("How many sequences run", answer=list[dict[str, Any]]),
+    "lora_adapters": Operation("There are none", answer=list[dict[str, Any]]),
+    "embeddings": Operation("Not supported"),
     "flush_cache": Operation("Forget cached prefixes"),
     "model_info": Operation("What the model is"),
     "server_info": Operation("Configuration and gauges"),
@@ -170,7 +179,7 @@ def document(guarded: Callable[[str], bool] = lambda path: False) -> dict[str, A
         [*types, ErrorBody, AnthropicErrorBody, OllamaErrorBody], ref_template=REF)
     for component in components.values():
         for name in (*UNSUPPORTED, *unsupported_in(GenerateBody), *unsupported_in(OllamaOptions),
-                     "_debug_render_only"):
+                     *unsupported_in(LlamaCompletionBody), "_debug_render_only"):
             component.get("properties", {}).pop(name, None)
     refusals = dict(zip(ErrorStyle, schemas[-len(ErrorStyle):], strict=True))
     found = iter(schemas)

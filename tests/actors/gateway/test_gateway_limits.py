@@ -177,7 +177,7 @@ def test_only_listed_origins_may_call(served: Served) -> None:
 
 
 def test_probes_need_no_port_of_their_own_and_metrics_a_key(served: Served) -> None:
-    assert ask(served, "/health").body == {"ready": True, "state": "running"}
+    assert ask(served, "/health").body == {"ready": True, "status": "ok", "state": "running"}
     for path in ("/livez", "/readyz", "/startupz", "/ping"):
         assert ask(served, path, key="").status == 200, path
     for path in ("/metrics", "/load", "/health_generate"):

@@ -230,6 +230,24 @@ def test_a_killed_gateway_comes_back_and_its_streams_go_on(served: Served) -> No
     assert said(rest) and len({json.loads(one.data)["id"] for one in whole + rest}) == 1
 
 
+def test_llama_servers_streams_go_on_at_the_gateway_that_follows(served: Served) -> None:
+    """Without ids, too: the connection outlives the gateway."""
+    body = {"prompt": ["A fox", "A cat"], "n_predict": 350, "temperature": 0, "ignore_eos": True,
+            "stream": True}
+    with open_(served, body, "/completion") as answer:
+        whole = read(answer, 20)
+        os.kill(pids(served)["gateway-0"], signal.SIGKILL)
+        whole += read(answer)
+    with open_(served, body | {"stream": False}, "/completion") as answer:
+        expected = [one["content"] for one in json.load(answer)]
+    found = ["", ""]
+    for one in map(json.loads, (event.data for event in whole)):
+        found[one["index"]] += one["content"]
+    assert found == expected and all(found)
+    assert [one["tokens_predicted"] for one in map(json.loads, (
+        event.data for event in whole)) if one["stop"]] == [350, 350]
+
+
 def test_several_prompts_go_on_at_the_gateway_that_follows(served: Served) -> None:
     with open_(served, SEVERAL, "/v1/completions") as answer:
         whole = read(answer, 20)

@@ -190,6 +190,7 @@ def test_without_a_limit_there_are_128_tokens_or_what_fits(http: httpx.Client) -
 
 
 @pytest.mark.parametrize(("change", "word"), [
+    ({"sampling_params": {"n": 10**9}}, "sampling_params.n"),
     ({"text": None}, "text"), ({"input_ids": [1]}, "text"), ({"text": []}, "text"),
     ({"text": ["a", ""]}, "text"), ({"prompt": "x"}, "prompt: there is no such field"),
     ({"sampling_params": {"max_tokenz": 1}}, "sampling_params.max_tokenz"),
