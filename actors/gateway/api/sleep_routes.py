@@ -72,8 +72,8 @@ async def is_paused(http: HttpRequest) -> Response:
 
 
 def _query(http: HttpRequest, *names: str) -> dict[str, str]:
-    """Returns the parameters of the URL. Raises `HttpError` at one that is not known; `model` chooses
-    the engine, of several."""
+    """Returns the parameters of the URL, of which `model` chooses the engine. Raises `HttpError` at
+    one that is not known."""
     for name in http.query_params:
         if name not in (*names, "model"):
             raise bad_field(name, "this route has no such parameter")
