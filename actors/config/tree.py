@@ -154,6 +154,9 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     schedule_policy: str = "fcfs"
     """fcfs | lpm (longest cached prefix first) | priority (higher first, preempting lower) |
     fair (weighted fair sharing between tenants)."""
+    background_seqs: int = 2
+    """Sequences of batches that run beside others, which they slow down; where nothing else runs or
+    waits as many run as fit."""
     tenant_weights: dict[str, float] = {}
     """Share of each tenant under the fair policy; 1 for those not named."""
     request_timeout: float = 3600.0

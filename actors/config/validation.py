@@ -146,6 +146,8 @@ def _scheduler_rules(s: SchedulerConfig) -> list[Rule]:
         ("scheduler.target_itl", s.target_itl is None or 0 <= s.target_itl < math.inf,
          "must be milliseconds, 0 = off"),
         ("scheduler.max_num_queued_reqs", s.max_num_queued_reqs >= 1, "must be at least 1"),
+        ("scheduler.background_seqs", 0 <= s.background_seqs <= 1 << 16,
+         "must be between 0 and 65536"),
         ("scheduler.max_n", 1 <= s.max_n <= MAX_N, f"must be between 1 and {MAX_N}"),
         ("scheduler.request_timeout", s.request_timeout > 0, "must be above 0 seconds"),
         ("scheduler.force_preempt_every", s.force_preempt_every >= 0, "must not be negative"),

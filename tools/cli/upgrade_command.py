@@ -47,6 +47,7 @@ MAY_CHANGE = frozenset((
     "max_total_tokens", "memory_fraction", "kv_cache_bytes", "checkpoints", "host_cache",
     "disk_cache", "disk_timeout", "eviction_policy", "debug_memory", "audit_every",
     "max_num_seqs", "max_num_batched_tokens", "target_itl", "max_num_queued_reqs", "overlap",
+    "background_seqs",
     "schedule_policy", "tenant_weights", "request_timeout", "force_preempt_every",
     "fork_server", "ledger_patience", "retain", "silence", "max_restarts", "restart_window",
     "request_budget", "upgrade_fault", "probe_port", "probe_host", "gateways", "access_log",
