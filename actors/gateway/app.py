@@ -11,7 +11,9 @@ from starlette.types import ASGIApp
 
 from actorium.actors.gateway.api import (
     anthropic_messages,
+    batches,
     engine_routes,
+    files,
     inference,
     responses,
     scoring,
@@ -24,6 +26,9 @@ from actorium.actors.gateway.api.chat_completions import ChatTurn
 from actorium.actors.gateway.api.completions import CompletionsTurn
 from actorium.actors.gateway.api.inference import InferenceTurn
 from actorium.actors.gateway.api.sglang import GenerateTurn
+from actorium.actors.gateway.batch.batch_worker import BatchWorker
+from actorium.actors.gateway.batch.line_caller import asking, requests_at_once
+from actorium.actors.gateway.engine_call import keyed_id
 from actorium.actors.gateway.http.guard import Guard
 from actorium.actors.gateway.http.routes import ROUTES
 from actorium.actors.gateway.page import documents
@@ -71,6 +76,15 @@ def handlers_of(engine: ServedEngine) -> dict[str, Handler]:
         "delete_response": stored_responses.delete,
         "cancel_response": stored_responses.cancel,
         "input_items": stored_responses.input_items,
+        "files": files.listed,
+        "upload_file": files.upload,
+        "file": files.retrieve,
+        "delete_file": files.delete,
+        "file_content": files.content,
+        "batches": batches.listed,
+        "create_batch": batches.create,
+        "batch": batches.retrieve,
+        "cancel_batch": batches.cancel,
         "messages": MessagesTurn.handle,
         "count_tokens": anthropic_messages.count_tokens,
         "models": engine_routes.models,
@@ -91,3 +105,16 @@ def handlers_of(engine: ServedEngine) -> dict[str, Handler]:
         "openapi": OpenApi(engine.settings).serve,
         "probe": engine_routes.probe,
     }
+
+
+def batch_worker(engine: ServedEngine, app: ASGIApp) -> BatchWorker | None:
+    """Returns what works on the engine's batches from now on, by the application; None where there
+    are none."""
+    if engine.files is None:
+        return None
+
+    async def abort(key: str, tenant: str) -> None:
+        await engine.abort(keyed_id(tenant, key.encode()), tenant)
+
+    return BatchWorker(engine.files, asking(app), abort, engine.batches_changed,
+                       requests_at_once(engine.config.scheduler))

@@ -13,6 +13,7 @@ from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.api.response_store import BackgroundJobs, open_store
+from actorium.actors.gateway.batch.file_store import open_files
 from actorium.actors.gateway.http.access_log import AccessLog
 from actorium.actors.gateway.http.exchange_traces import ExchangeTraces
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError
@@ -73,6 +74,9 @@ class ServedEngine:
         self.peers = Peers(run_dir, role, self.abort)
         self.responses = open_store(self.settings)
         self.jobs = BackgroundJobs()
+        self.files = open_files(self.settings)
+        self.batches_changed = asyncio.Event()
+        """A batch was created or cancelled."""
         self.calls: set[AbortableCall] = set()
         """HTTP requests under way, and responses that go on in the background."""
         self._model: ServedModel | None = None

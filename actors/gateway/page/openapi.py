@@ -14,6 +14,7 @@ from starlette.responses import Response
 from actorium import __version__
 from actorium.actors.config.tree import GatewayConfig
 from actorium.actors.gateway.api.anthropic_body import CountTokensBody, MessagesBody
+from actorium.actors.gateway.api.batches import BatchBody
 from actorium.actors.gateway.api.chat_body import ChatBody
 from actorium.actors.gateway.api.chat_completions import ChatCompletion
 from actorium.actors.gateway.api.completions import CompletionBody, TextCompletion
@@ -28,6 +29,7 @@ from actorium.actors.gateway.api.scoring import RerankBody, ScoreBody
 from actorium.actors.gateway.api.sglang import AbortBody
 from actorium.actors.gateway.api.sglang_body import GenerateBody
 from actorium.actors.gateway.api.tokens import DetokenizeBody, TokenizeBody
+from actorium.actors.gateway.batch.file_store import BatchObject, FileObject
 from actorium.actors.gateway.http.api_keys import Keys
 from actorium.actors.gateway.http.replies import JsonReply
 from actorium.actors.gateway.http.routes import PARAMETER, ROUTES, ErrorStyle, Route
@@ -93,6 +95,15 @@ OPERATIONS: dict[str, Operation] = {
     "delete_response": Operation("Forget a stored response"),
     "cancel_response": Operation("End a response that goes on in the background"),
     "input_items": Operation("The input of a stored response"),
+    "files": Operation("The files that are stored"),
+    "upload_file": Operation("Store a file", answer=FileObject),
+    "file": Operation("What is known of a file", answer=FileObject),
+    "delete_file": Operation("Delete a file"),
+    "file_content": Operation("What a file holds"),
+    "batches": Operation("The batches, the newest first"),
+    "create_batch": Operation("Answer a file of requests", BatchBody, BatchObject),
+    "batch": Operation("How far a batch is", answer=BatchObject),
+    "cancel_batch": Operation("End a batch", answer=BatchObject),
     "messages": Operation("Complete a conversation, as Anthropic's API does", MessagesBody,
                           streams=True),
     "count_tokens": Operation("Tokens of a conversation", CountTokensBody),
