@@ -12,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from actorium.actors.gateway.api.files import expiry, limit_of, page_of, store_of
-from actorium.actors.gateway.batch.batch_lines import ENDPOINTS, is_endpoint
+from actorium.actors.gateway.batch.batch_lines import SHOWN, is_endpoint
 from actorium.actors.gateway.batch.file_store import (
     INPUT,
     BatchObject,
@@ -43,8 +43,7 @@ class BatchBody(Struct, kw_only=True):
     def check(self) -> int:
         """Returns the seconds of the window. Raises `HttpError` naming the field."""
         if not is_endpoint(self.endpoint):
-            raise bad_field("endpoint", f"{self.endpoint[:100]!r} is not one of "
-                            f"{', '.join(ENDPOINTS)}")
+            raise bad_field("endpoint", f"{self.endpoint[:100]!r} is not one of {SHOWN}")
         pairs = self.metadata or {}
         if len(pairs) > MAX_METADATA or any(len(key) > MAX_KEY or len(value) > MAX_VALUE
                                             for key, value in pairs.items()):

@@ -21,6 +21,8 @@ MAX_ID = 512
 """Characters of a custom_id."""
 ENDPOINTS = tuple(path for route in ROUTES if route.generates for path in route.paths)
 """What a line may ask."""
+SHOWN = ", ".join(route.paths[0] for route in ROUTES if route.generates)
+"""The same without other names."""
 encode = msgspec.json.Encoder().encode
 
 
@@ -111,7 +113,7 @@ def _wrong(line: _Line) -> str:
     if line.method != "POST":
         return f"method: must be POST, got {str(line.method)[:100]!r}"
     if not isinstance(line.url, str) or not is_endpoint(line.url):
-        return f"url: {str(line.url)[:100]!r} is not one of {', '.join(ENDPOINTS)}"
+        return f"url: {str(line.url)[:100]!r} is not one of {SHOWN}"
     try:
         body = _decode_streaming(line.body)
     except msgspec.MsgspecError:
