@@ -139,12 +139,7 @@ def run(_command: str, argv: list[str]) -> int:
 
 
 def _opened(options: RunBatchOptions, stack: contextlib.ExitStack) -> BatchFiles:
-    source, target = str(options.input_file), str(options.output_file)
-    try:
-        file = stack.enter_context(Path(source).open("rb"))
-    except OSError as error:
-        raise BadConfig(f"--input-file: cannot read {source}: {error.strerror}",
-                        "input_file") from None
+    source, target = _source(str(options.input_file), stack), str(options.output_file)
     try:
         results = ResultFile(Path(target))
         stack.callback(results.close)
@@ -154,7 +149,15 @@ def _opened(options: RunBatchOptions, stack: contextlib.ExitStack) -> BatchFiles
     except OSError as error:
         raise BadConfig(f"--output-file: cannot write {target}: {error.strerror}",
                         "output_file") from None
-    return BatchFiles(file, results, options)
+    return BatchFiles(source, results, options)
+
+
+def _source(path: str, stack: contextlib.ExitStack) -> BinaryIO:
+    try:
+        return stack.enter_context(open(path, "rb"))
+    except OSError as error:
+        raise BadConfig(f"--input-file: cannot read {path}: {error.strerror}",
+                        "input_file") from None
 
 
 def _on_engine(parsed: Parsed[RunBatchOptions], files: BatchFiles) -> None:
