@@ -14,7 +14,7 @@ import openai
 from helpers_served import Served, serving
 from helpers_speed import slowness
 
-COUNT = 60
+COUNT = 40
 CHAT = "/v1/chat/completions"
 
 
