@@ -16,7 +16,7 @@ from actorium.actors.errors import BadConfig, EngineUnavailable
 from actorium.actors.gateway.batch import json_lines, line_caller
 from actorium.actors.gateway.batch.batch_lines import BatchLine, LineContext, parse_line
 from actorium.actors.gateway.batch.json_lines import ResultFile, in_order
-from actorium.actors.gateway.batch.line_caller import Answer
+from actorium.actors.gateway.batch.line_caller import LineAnswer
 from actorium.tools.cli import main
 from actorium.tools.cli.run_batch_command import BatchFiles, RunBatchOptions
 
@@ -45,13 +45,13 @@ class Model:
     def __init__(self, last: int | None = None) -> None:
         self.last, self.asked = last, list[str]()
 
-    async def __call__(self, line: BatchLine, context: LineContext) -> Answer:
+    async def __call__(self, line: BatchLine, context: LineContext) -> LineAnswer:
         if self.last is not None and line.number > self.last:
             raise EngineUnavailable("the engine has ended")
         self.asked.append(line.custom_id)
         size = len(json.loads(line.body)["prompt"])
         await asyncio.sleep(0.02 / (1 + size))
-        return Answer(200, "req", json.dumps({"size": size}).encode(), True)
+        return LineAnswer(200, "req", json.dumps({"size": size}).encode(), True)
 
 
 def test_results_have_the_order_of_the_input(tmp_path: Path) -> None:
@@ -145,9 +145,9 @@ def test_a_line_is_asked_again_only_where_the_answer_says_nothing_of_it(
     for statuses, last in (([429, 503, 200], 200), ([400], 400), ([500], 500), ([429, 404], 404)):
         left = list(statuses)
 
-        async def ask(_: BatchLine, given: LineContext, left: list[int] = left) -> Answer:
+        async def ask(_: BatchLine, given: LineContext, left: list[int] = left) -> LineAnswer:
             assert given.key == "k" and given.seconds <= 60.0
-            return Answer(left.pop(0), "", b"{}", True)
+            return LineAnswer(left.pop(0), "", b"{}", True)
 
         found = json.loads(asyncio.run(line_caller.answered(line, context, "batch_x", ask)))
         assert (found["response"]["status_code"], left) == (last, [])

@@ -29,8 +29,8 @@ from actorium.actors.gateway.batch.batch_lines import (
 )
 from actorium.actors.gateway.batch.json_lines import ResultFile, in_order, read_lines
 from actorium.actors.gateway.batch.line_caller import (
-    Answer,
     Ask,
+    LineAnswer,
     answered,
     asking,
     requests_at_once,
@@ -199,7 +199,7 @@ def _settings(run_dir: Path) -> Config:
 
 
 async def _ask_while_running(run_dir: Path, ask: Ask, line: BatchLine, context: LineContext
-                             ) -> Answer:
+                             ) -> LineAnswer:
     answer = await ask(line, context)
     if answer.status == 503 and not is_running(run_dir):
         raise EngineUnavailable("the engine has ended")
@@ -213,9 +213,9 @@ async def _over_http(parsed: Parsed[RunBatchOptions], files: BatchFiles) -> None
     headers = "" if key is None else f"Authorization: Bearer {key}\r\n"
     http = Http(str(parsed.options.base_url))
 
-    async def ask(line: BatchLine, _: LineContext) -> Answer:
+    async def ask(line: BatchLine, _: LineContext) -> LineAnswer:
         status, fields, body = await http.post(line.url, line.body, headers)
-        return Answer(status, fields.get(b"x-request-id", b"").decode("latin-1"), body,
+        return LineAnswer(status, fields.get(b"x-request-id", b"").decode("latin-1"), body,
                       b"json" in fields.get(b"content-type", b""))
 
     with contextlib.closing(http):

@@ -29,7 +29,7 @@ FIRST_PAUSE, LAST_PAUSE = 0.5, 15.0
 """Seconds before a line is asked again."""
 
 
-class Answer(NamedTuple):
+class LineAnswer(NamedTuple):
     """What a path was answered with."""
 
     status: int
@@ -41,7 +41,7 @@ class Answer(NamedTuple):
 WINDOW_PER_SLOT = 2
 """Requests under way for each sequence that may run at once: enough that slots never wait."""
 MIN_WINDOW = 16
-Ask = Callable[[BatchLine, LineContext], Awaitable[Answer]]
+Ask = Callable[[BatchLine, LineContext], Awaitable[LineAnswer]]
 
 
 def requests_at_once(scheduler: SchedulerConfig) -> int:
@@ -52,7 +52,7 @@ def requests_at_once(scheduler: SchedulerConfig) -> int:
 
 def asking(app: ASGIApp) -> Ask:
     """Returns what asks the application."""
-    async def ask(line: BatchLine, context: LineContext) -> Answer:
+    async def ask(line: BatchLine, context: LineContext) -> LineAnswer:
         parts: list[bytes] = []
         head: dict[str, Any] = {"status": 500, "headers": []}
         request: list[Message] = [{"type": "http.request", "body": line.body, "more_body": False}]
@@ -74,8 +74,8 @@ def asking(app: ASGIApp) -> Ask:
                  BATCH: context}
         await app(scope, receive, send)
         fields = dict(head["headers"])
-        return Answer(head["status"], fields.get(b"x-request-id", b"").decode(), b"".join(parts),
-                      fields.get(b"content-type", b"") == b"application/json")
+        return LineAnswer(head["status"], fields.get(b"x-request-id", b"").decode(),
+                          b"".join(parts), fields.get(b"content-type", b"") == b"application/json")
 
     return ask
 

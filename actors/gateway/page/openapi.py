@@ -166,13 +166,14 @@ def document(guarded: Callable[[str], bool] = lambda path: False) -> dict[str, A
 
 def _operation(path: str, method: str, route: Route, body: Any, answer: Any) -> dict[str, Any]:
     one, media = OPERATIONS[route.name], MEDIA.get(path, "application/json")
+    first = next(other for other in ROUTES if path in other.paths)
     content = {media: {"schema": answer if media == "application/json" else {}}}
     if one.streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     words = re.sub(r"\W+", "_", PARAMETER.sub(r"\1", path)).strip("_")
     operation: dict[str, Any] = {
         "summary": one.summary if path == route.paths[0] else f"As {route.paths[0]}",
-        "operationId": words if method == route.methods[0] != "DELETE" else
+        "operationId": words if method == route.methods[0] and route is first else
         f"{words}_{method.lower()}",
         "responses": {"200": {"description": "The answer", "content": content}}}
     if body is not None and method in ("POST", "PUT"):
