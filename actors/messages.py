@@ -60,6 +60,8 @@ Tenant = Annotated[str, Meta(max_length=64, pattern=r"^[\x21-\x7e]*(?!\n)$")]
 tenants. Empty = the common tenant."""
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 """Higher goes first."""
+BACKGROUND = -(2**31)
+"""The priority that gives way to any other one, whatever the policy: that of batches' requests."""
 ResumeSeconds = Annotated[float, Meta(ge=0, le=3600)]
 """Seconds for which a request continues after its client has left, so that another one can take it
 over (`Resume.adopt`). Its rid must then be hard to guess."""

@@ -62,6 +62,7 @@ SHORT: dict[str, str] = {
     "-q": "quantization", "-sc": "speculative-config", "-cc": "compilation-config",
     "-ac": "attention-config", "-O": "optimization-level", "-ngl": "n-gpu-layers",
     "-fa": "flash-attn", "-cram": "cache-ram", "-b": "batch-size", "-ub": "ubatch-size",
+    "-i": "input-file", "-o": "output-file",
 }
 """Flags with one dash -> the flag that they stand for."""
 

@@ -155,6 +155,9 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     schedule_policy: str = "fcfs"
     """fcfs | lpm (longest cached prefix first) | priority (higher first, preempting lower) |
     fair (weighted fair sharing between tenants)."""
+    background_seqs: int = 2
+    """Sequences of batches that run beside others, which they slow down; where nothing else runs or
+    waits as many run as fit."""
     tenant_weights: dict[str, float] = {}
     """Share of each tenant under the fair policy; 1 for those not named."""
     request_timeout: float = 3600.0
@@ -371,6 +374,14 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     most are forgotten. 0 = store none."""
     responses_max: int = 10_000
     """The most responses that are stored."""
+    files_dir: str | None = None
+    """Directory of /v1/files and /v1/batches, of this engine alone: what is there goes on after a
+    restart. Default: neither."""
+    files_max_bytes: int = 4 << 30
+    """The most that may lie there, over all tenants; uploads beyond it are refused."""
+    files_expire_after: float = 30 * 86400.0
+    """Seconds for which a file is kept whose owner says nothing else, and a batch that has ended.
+    """
     resume_grace: float = 30.0
     """Seconds for which a request goes on whose caller has gone: one with an Idempotency-Key, and
     any stream of a gateway that has died; another call takes it up."""

@@ -75,7 +75,10 @@ class GatewayCore(Core):
         self._server: Any = None
         self._keeper: Any = None
         self._traces: Any = None
+        self._batches: Any = None
         self._serving: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        """The end of the work on batches."""
         self._draining = False
 
     def on_start(self, post: Post) -> None:
@@ -83,7 +86,8 @@ class GatewayCore(Core):
         threading.Thread(target=self._load, args=(post,), name="gateway", daemon=True).start()
 
     def _load(self, post: Post) -> None:
-        from actorium.actors.gateway.app import build_app
+        from actorium.actors.gateway.api.files import MAX_FILE, SLACK
+        from actorium.actors.gateway.app import batch_worker, build_app
         from actorium.actors.gateway.gateway_state import GatewayState
         from actorium.actors.gateway.http.bodies import PATIENCE
         from actorium.actors.gateway.http.exchange_traces import ExchangeTraces
@@ -99,14 +103,16 @@ class GatewayCore(Core):
                                                self._ctx.role, self._traces)
             state.draining = self._draining
             settings = self._ctx.config.gateway
+            upload = MAX_FILE + SLACK if state.files is not None else 0
             limits = ConnectionLimits(
-                connections(settings), settings.body_timeout,
-                settings.send_timeout, (PATIENCE + 1) * state.body_limit)
+                connections(settings), settings.body_timeout, settings.send_timeout,
+                max((PATIENCE + 1) * state.body_limit, upload))
             hosts = AllowedHosts(settings.allowed_hosts, settings.host, self._address)
             kept = self._kept
             self._keeper = None if kept is None else ConnectionKeeper(kept.store, kept.records)
-            self._server = http_server(build_app(state, hosts), limits, KEEP_ALIVE, BACKLOG,
-                                       self._keeper)
+            app = build_app(state, hosts)
+            self._batches = batch_worker(state, app)
+            self._server = http_server(app, limits, KEEP_ALIVE, BACKLOG, self._keeper)
             self._serving = asyncio.get_running_loop().create_task(self._start())
 
         post(serve)
@@ -152,6 +158,8 @@ class GatewayCore(Core):
         if self._state is not None:
             self._state.draining = True
             self._state.shared_streams.drain()
+        if self._batches is not None:
+            self._stopping = asyncio.ensure_future(self._batches.stop())
 
     @property
     def done(self) -> bool:
@@ -191,6 +199,10 @@ def build(ctx: Context) -> GatewayCore:
         from actorium.actors.gateway.api.response_store import ResponseStore
 
         ResponseStore(wanted.responses_store, 0, 0).close()
+    if wanted.files_dir is not None:
+        from actorium.actors.gateway.batch.file_store import FileStore
+
+        FileStore(Path(wanted.files_dir), 0, 0).close()
     store = _store(ctx)
     taken = store.take() if store is not None and ctx.epoch > 1 else None
     if store is not None and taken is not None:

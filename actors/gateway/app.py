@@ -11,7 +11,9 @@ from starlette.types import ASGIApp
 
 from actorium.actors.gateway.api import (
     anthropic_messages,
+    batches,
     engine_routes,
+    files,
     inference,
     llama_server,
     model_routes,
@@ -31,6 +33,9 @@ from actorium.actors.gateway.api.llama_completion import InfillTurn, LlamaComple
 from actorium.actors.gateway.api.ollama import OllamaChatTurn, OllamaGenerateTurn
 from actorium.actors.gateway.api.ollama_models import OllamaModels
 from actorium.actors.gateway.api.sglang import GenerateTurn
+from actorium.actors.gateway.batch.batch_worker import BatchWorker
+from actorium.actors.gateway.batch.line_caller import asking, requests_at_once
+from actorium.actors.gateway.engine_call import keyed_id
 from actorium.actors.gateway.gateway_state import GatewayState
 from actorium.actors.gateway.http.guard import Guard
 from actorium.actors.gateway.http.routes import ROUTES
@@ -80,6 +85,15 @@ def handlers_of(gateway: GatewayState) -> dict[str, Handler]:
         "delete_response": stored_responses.delete,
         "cancel_response": stored_responses.cancel,
         "input_items": stored_responses.input_items,
+        "files": files.listed,
+        "upload_file": files.upload,
+        "file": files.retrieve,
+        "delete_file": files.delete,
+        "file_content": files.content,
+        "batches": batches.listed,
+        "create_batch": batches.create,
+        "batch": batches.retrieve,
+        "cancel_batch": batches.cancel,
         "messages": MessagesTurn.handle,
         "count_tokens": anthropic_messages.count_tokens,
         "models": model_routes.models if several else engine_routes.models,
@@ -129,3 +143,16 @@ def handlers_of(gateway: GatewayState) -> dict[str, Handler]:
         "openapi": OpenApi(gateway.settings).serve,
         "probe": engine_routes.probe,
     }
+
+
+def batch_worker(gateway: GatewayState, app: ASGIApp) -> BatchWorker | None:
+    """Returns what works on the gateway's batches from now on, by the application; None where there
+    are none."""
+    if gateway.files is None:
+        return None
+
+    async def abort(key: str, tenant: str) -> None:
+        await gateway.abort(keyed_id(tenant, key.encode()), tenant)
+
+    return BatchWorker(gateway.files, asking(app), abort, gateway.batches_changed,
+                       requests_at_once(gateway.config.scheduler))

@@ -57,6 +57,7 @@ from actorium.actors.gateway.resume.event_ids import (
     parse_event_id,
 )
 from actorium.actors.gateway.served_engine import ServedEngine
+from actorium.actors.messages import BACKGROUND
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.http.connection_records import ConnectionRecord
 from actorium.actors.runtime.inflight_journal import NAME
@@ -75,9 +76,11 @@ class EngineCall:
 
     def __init__(self, gateway: GatewayState, headers: Mapping[bytes, bytes] | None = None,
                  tenant: str = "", path: str = "", admin: bool = False,
-                 record: ConnectionRecord | None = None) -> None:
+                 record: ConnectionRecord | None = None,
+                 batch_seconds: float | None = None) -> None:
         """admin: with the administrator's key; record: of its connection, if that may outlive this
-        process. Raises `HttpError` 400 on an invalid header."""
+        process; batch_seconds: the time left of the batch whose line it is, None = of no batch.
+        Raises `HttpError` 400 on an invalid header."""
         self.gateway = gateway
         self.chosen = ChosenEngine(gateway)
         self.tenant, self.admin = tenant, admin
@@ -86,7 +89,7 @@ class EngineCall:
         self.created = int(time())
         """When its answer began, Unix time in seconds; of an answer that is sent again, as the
         engine has recorded it (`admitted`)."""
-        self._path, self._record = path, record
+        self._path, self._record, self._batch_seconds = path, record, batch_seconds
         self._identity = None if record is None else record.identity()
         self._from_http = headers is not None
         found = headers or {}
@@ -134,10 +137,7 @@ class EngineCall:
         return self._identity is not None and self._identity.again
 
     def _resume_id(self) -> str:
-        resume_id = "s" + self.token.hex()
-        if self.key:
-            digest = hashlib.sha256(self.tenant.encode() + b"\0" + self.key).hexdigest()
-            resume_id = "k" + digest[:32]
+        resume_id = keyed_id(self.tenant, self.key) if self.key else "s" + self.token.hex()
         if self.position is None:
             return resume_id
         given = self.position.rid.partition(".")[0]
@@ -249,7 +249,7 @@ class EngineCall:
         return completions
 
     def _results(self, requests: Sequence[Request]) -> Results:
-        if self.key:
+        if self.key and self._batch_seconds is None:  # nobody else asks for a batch's
             return collected(self._sources(requests), self.admitted)
         return self.engine.client.run([self._with_rid(request, number)
                                        for number, request in enumerate(requests)])
@@ -280,8 +280,11 @@ class EngineCall:
     def _resumable(self, request: Request, rid: str) -> Request:
         """Returns a request that outlives this gateway, if somebody may continue it."""
         grace = self.gateway.settings.resume_grace if self.resumable else 0.0
-        if self._record is not None:
+        if self._record is not None or self._batch_seconds is not None:
             grace = max(grace, GATEWAY_GRACE)
+        if self._batch_seconds is not None:
+            seconds = self._batch_seconds if request.timeout is None else request.timeout
+            request = msgspec.structs.replace(request, priority=BACKGROUND, timeout=seconds)
         again = bool(self.key) or self.position is not None or self.taken_over
         resumable = Resumable(rid=rid, seconds=grace, adopt=again,
                               must_exist=self.position is not None, created=self.created)
@@ -323,6 +326,11 @@ class EngineCall:
             self._aborted = True
         rids = dict.fromkeys(self.rids[i // each] for i in found if i // each < len(self.rids))
         return [self.labels[i] for i in found], list(rids)
+
+
+def keyed_id(tenant: str, key: bytes) -> str:
+    """Returns the resume id of a request with an `Idempotency-Key`."""
+    return "k" + hashlib.sha256(tenant.encode() + b"\0" + key).hexdigest()[:32]
 
 
 def call_of(http: HttpRequest) -> EngineCall:

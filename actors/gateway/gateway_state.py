@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Protocol
 
 from actorium.actors.config.models_settings import serves_models
 from actorium.actors.config.tree import Config
 from actorium.actors.gateway.api.response_store import BackgroundJobs, open_store
+from actorium.actors.gateway.batch.file_store import open_files
 from actorium.actors.gateway.engine_uses import EngineUses
 from actorium.actors.gateway.http.access_log import AccessLog
 from actorium.actors.gateway.http.exchange_traces import ExchangeTraces
@@ -65,6 +67,9 @@ class GatewayState:
         self.peers = Peers(run_dir, role, self.abort)
         self.responses = open_store(self.settings)
         self.jobs = BackgroundJobs()
+        self.files = open_files(self.settings)
+        self.batches_changed = asyncio.Event()
+        """A batch was created or cancelled."""
         self.calls: set[AbortableCall] = set()
         """HTTP requests under way, and responses that go on in the background."""
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from actorium.actors.messages import BACKGROUND
 from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
 from actorium.actors.scheduler.cache.radix_cache import PrefixMatch
 from actorium.actors.scheduler.request_state import SequenceState
@@ -153,13 +154,14 @@ class AdmissionRoom:
 
     def pick_victim(self, by_priority: bool, below: int | None = None) -> SequenceState | None:
         """Returns the sequence to preempt to make room (for one of priority `below`); None = there
-        is none. by_priority: under the priority policy."""
+        is none. by_priority: under the priority policy; under the others all priorities count alike
+        but that of background sequences."""
         table = self._table
         slots = table.occupied()
-        priority = np.zeros(len(slots), np.int64)
-        if by_priority:
-            priority[:] = [table.sequences[slot].priority
-                           for slot in slots]  # type: ignore[union-attr]
+        given = [table.sequences[slot].priority for slot in slots]  # type: ignore[union-attr]
+        priority = np.array(given, np.int64)
+        if not by_priority:
+            priority[priority != BACKGROUND] = 0
         index = choose_victim(RunningView(table.order[slots], priority, table.len_lo[slots],
                                           lambda i: table.frees(slots[i], self._kv_cache)), below)
         return None if index is None else table.sequences[slots[index]]

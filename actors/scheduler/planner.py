@@ -11,7 +11,7 @@ import numpy as np
 
 from actorium.actors.config.parsed_values import parse_speculative
 from actorium.actors.config.tree import Config
-from actorium.actors.messages import Admit, Ready, StepPlan, StepResult
+from actorium.actors.messages import BACKGROUND, Admit, Ready, StepPlan, StepResult
 from actorium.actors.scheduler.draft_policy import DraftPolicy
 from actorium.actors.scheduler.prefill_pacing import PrefillAllowance, PrefillPacer, new_pacer
 from actorium.actors.scheduler.request_state import PlanRecord, SequenceState, VerifiedDrafts
@@ -32,6 +32,8 @@ class Planner:
         self._epoch = epoch
         self._budget = config.scheduler.max_num_batched_tokens
         """Tokens that a step may compute."""
+        self._background_seqs = config.scheduler.background_seqs
+        """Background sequences that run beside others."""
         self._preempt_every = config.scheduler.force_preempt_every
         self._target_itl = config.scheduler.target_itl
         self._fixed_drafts = parse_speculative(config.speculation.speculative).fixed
@@ -49,12 +51,13 @@ class Planner:
             victim = state.table.latest(decoding=True)  # it has emitted a token since
             if victim is not None:
                 state.preempt(victim, "forced")
+        self._preempt_background()
         self._preempt_for_priority(unresolved)
         while True:
             rows, appends = self._reserve()
             draft = PartialPlan(self._budget - len(rows.slots) * state.table.window, [appends],
                                 len(rows.slots), unresolved)
-            for sequence in list(state.prefilling):
+            for sequence in sorted(state.prefilling, key=lambda s: s.background):
                 self._plan_chunk(draft, sequence)
             while (draft.budget > 0 and not (draft.allowance and draft.allowance.spent)
                    and self._admit(draft)):
@@ -195,6 +198,8 @@ class Planner:
         state = self._state
         table, kv_cache, slot = state.table, state.kv_cache, sequence.slot
         chunk = min(sequence.total - sequence.computed, draft.budget)
+        if sequence.background and state.foreground:
+            chunk = min(chunk, kv_cache.page_size)
         if chunk > 0 and draft.rows and self.pacing is not None:
             if draft.allowance is None:
                 waiting = len(state.prefilling) + len(state.queue)
@@ -236,7 +241,11 @@ class Planner:
 
         (A preempted sequence is recomputed from all its tokens, so the last must be known.)
         """
-        head = self._state.next_waiting
+        state = self._state
+        head = state.next_waiting
+        if head is not None and head.background and state.trial is None and state.foreground \
+                and state.background_running >= self._background_seqs:
+            return None
         if head is None or any((record.sids == head.sid).any() for record in unresolved):
             return None
         return head
@@ -256,17 +265,30 @@ class Planner:
         if self._state.can_admit(head) and not self._state.fetch_prefix(head):
             draft.admits.append(self._state.admit(head))
 
-    def _preempt_for_priority(self, unresolved: tuple[PlanRecord, ...]) -> None:
-        """Preempts, under the priority policy, lower priorities until the highest that waits fits.
+    # Both are called before the plan is begun, so that no sequence leaves a slot that it names.
 
-        Called before the plan is begun, so that no sequence leaves a slot that the plan names.
-        """
+    def _preempt_background(self) -> None:
+        """Preempts background sequences, the latest first, until no more run than may beside
+        others."""
         state = self._state
-        if state.queue.policy != "priority":
+        if state.background_running <= self._background_seqs or not state.foreground:
+            return
+        running = [s for s in state.table.sequences if s is not None and s.background]
+        running.sort(key=lambda s: int(state.table.order[s.slot]))
+        for victim in running[self._background_seqs:][::-1]:
+            state.preempt(victim, "priority")
+
+    def _preempt_for_priority(self, unresolved: tuple[PlanRecord, ...]) -> None:
+        """Preempts lower priorities until the highest that waits fits: under the priority policy
+        any, under the others background sequences."""
+        state = self._state
+        by_priority = state.queue.policy == "priority"
+        if not (by_priority or state.background_running and state.queue.foreground):
             return
         head = self._next_to_admit(unresolved)
         while head is not None and not state.can_admit(head):
-            victim = state.room.pick_victim(True, head.priority)
+            victim = state.room.pick_victim(by_priority, head.priority if by_priority
+                                            else BACKGROUND + 1)
             if victim is None:
                 return
             state.preempt(victim, "priority")

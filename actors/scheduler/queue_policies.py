@@ -4,7 +4,8 @@ have a deadline.
 Policies are first come, first served, lpm, priority, and fair. Each is a key by which the waiting
 sequences are sorted, the smallest first, and sees one sequence of each class (a class is a
 priority, or a tenant), so that a long queue costs nothing; lpm has one class and sees its first
-`LOOKED_AT`. No clock is read.
+`LOOKED_AT`. Background sequences are a class of their own, which under every policy comes after all
+others. No clock is read.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from itertools import islice
 from types import MappingProxyType
 
 from actorium.actors.config.retention import IDLE_TENANTS
+from actorium.actors.messages import BACKGROUND
 from actorium.actors.scheduler.request_state import RequestState, SequenceState
 
 PATIENCE = 64
@@ -81,15 +83,22 @@ class WaitingQueue:
         cache."""
         if not self._count:
             return None
+        if not self.foreground:
+            return self._classes[BACKGROUND].first
         if self.policy == "fcfs":
             return self._classes[0].first
         if self.policy == "lpm":
             return min(self._classes[0].head(LOOKED_AT), key=lambda s: lpm_key(s, cached(s)))
-        firsts = [waiting.first for waiting in self._classes.values()]
+        firsts = [waiting.first for name, waiting in self._classes.items() if name != BACKGROUND]
         if self.fair is None:
             return min(firsts, key=priority_key)
         served = self.fair.served
         return min(firsts, key=lambda s: fair_key(s, served))
+
+    @property
+    def foreground(self) -> bool:
+        """A sequence waits that is not a background one."""
+        return len(self._classes) > (BACKGROUND in self._classes)
 
     def has_fair_share_left(self, tenant: str, places: int) -> bool:
         """Returns whether a tenant may join although `places` requests wait already: under the fair
@@ -107,7 +116,7 @@ class WaitingQueue:
 
     def admit(self, sequence: SequenceState) -> None:
         """Removes a sequence that gets a slot."""
-        if self.policy == "lpm":
+        if self.policy == "lpm" and not sequence.background:
             for other in self._classes[0].head(LOOKED_AT):
                 other.passed += other.sid < sequence.sid
         self._leave(sequence)
@@ -125,7 +134,7 @@ class WaitingQueue:
             self.fair.leave(sequence.tenant, running)
 
     def _class(self, sequence: SequenceState) -> int | str:
-        if self.policy == "priority":
+        if self.policy == "priority" or sequence.background:
             return sequence.priority
         return sequence.tenant if self.policy == "fair" else 0
 

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from actorium.actors.ledger.records import NO_MARKS, SequenceMarks
-from actorium.actors.messages import Open, RowLogprobs, SequenceEvent, Submit
+from actorium.actors.messages import BACKGROUND, Open, RowLogprobs, SequenceEvent, Submit
 from actorium.actors.params import ResolvedParams
 from actorium.actors.runtime.inflight_journal import name_of
 from actorium.actors.runtime.splitmix64 import splitmix64
@@ -130,6 +130,11 @@ class SequenceState:
     @property
     def priority(self) -> int:
         return self.request.submit.priority
+
+    @property
+    def background(self) -> bool:
+        """It gives way to all sequences that are not."""
+        return self.request.submit.priority == BACKGROUND
 
     @property
     def prompt_len(self) -> int:

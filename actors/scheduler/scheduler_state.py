@@ -271,6 +271,16 @@ class SchedulerState:
         return next((s for s in known if s is not None and not s.slot
                      and (self.admits == ALL or s.request.begun)), None)
 
+    @property
+    def background_running(self) -> int:
+        """Running sequences that give way to all others."""
+        return int(np.count_nonzero(self.table.background))
+
+    @property
+    def foreground(self) -> bool:
+        """A sequence waits or runs to which background ones give way."""
+        return self.queue.foreground or self.table.num_running > self.background_running
+
     def can_admit(self, sequence: SequenceState) -> bool:
         """Returns whether there is a slot and room for a waiting sequence, and nothing is worth
         waiting a step for."""

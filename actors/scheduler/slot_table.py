@@ -71,6 +71,8 @@ class SlotTable:
         """Entries of each slot's page tables."""
         self.order = np.zeros(slots, np.int64)
         """Number of its admission: preemption takes the latest first."""
+        self.background = np.zeros(slots, np.bool_)
+        """It gives way to sequences that are not."""
         self.sequences: list[SequenceState | None] = [None] * slots
         self._full_at = np.zeros(slots, np.int32)
         """Length less one past which the next page is needed."""
@@ -112,6 +114,7 @@ class SlotTable:
         self.len_lo[slot] = self.len_hi[slot] = sequence.total
         self.end[slot] = sequence.end
         self.order[slot] = self._admitted
+        self.background[slot] = sequence.background
         emitted = len(sequence.emitted)
         self.emitted[slot] = emitted
         self._most = max(self._most, emitted)
@@ -135,6 +138,7 @@ class SlotTable:
         sequence.slot = 0
         self.sequences[slot] = None
         self.sid[slot] = self.held[slot] = self.emitted[slot] = 0
+        self.background[slot] = False
         self.stop_decoding(np.array([slot]))
         self._free.append(slot)
         return pages

@@ -12,9 +12,9 @@ import pytest
 
 from actorium.actors.client.requests import Request
 from actorium.actors.errors import EngineUnavailable, InvalidRequest
+from actorium.actors.gateway.batch import json_lines
 from actorium.actors.messages import TokenLogprob, Usage
 from actorium.actors.params import SamplingParams, Structured
-from actorium.tools.cli import jsonl
 from actorium.tools.cli.jsonl import BadLine, BatchJob, parse_line, parse_lines, run_batch
 
 BAD = [
@@ -140,23 +140,23 @@ def test_a_line_wins_over_the_defaults() -> None:
 
 def test_lines_are_numbered_and_blank_ones_skipped() -> None:
     file = io.BytesIO(b'{"prompt": "a"}\n\n  \nbad\r\n{"prompt": "b"}')
-    items = list(parse_lines(jsonl.read_lines(file), {}))
+    items = list(parse_lines(json_lines.read_lines(file), {}))
     assert [item.index for item in items] == [0, 1, 2]
     assert isinstance(items[1], BadLine)
     assert isinstance(items[2], BatchJob) and items[2].request.prompt == "b"
 
 
 def test_a_line_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 100)
+    monkeypatch.setattr(json_lines, "MAX_LINE_BYTES", 100)
     long = b'{"prompt": "' + b"x" * 1000 + b'"}'
     for end in (b"\n", b"\n" + b'{"prompt": "b"}'):
-        items = list(parse_lines(jsonl.read_lines(io.BytesIO(long + end)), {}))
+        items = list(parse_lines(json_lines.read_lines(io.BytesIO(long + end)), {}))
         assert isinstance(items[0], BadLine)
         assert "longer than 100 bytes" in items[0].error
         assert len(items) == (1 if end == b"\n" else 2)
     exact = b'{"prompt": "' + b"x" * 86 + b'"}\n'
     assert len(exact) == 101
-    assert isinstance(next(parse_lines(jsonl.read_lines(io.BytesIO(exact)), {})), BatchJob)
+    assert isinstance(next(parse_lines(json_lines.read_lines(io.BytesIO(exact)), {})), BatchJob)
 
 
 class FakeCompletion:

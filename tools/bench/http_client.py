@@ -145,6 +145,14 @@ class Http:
             raise EngineUnavailable(f"{self._flag}: {self.url}{path}: no answer within "
                                     f"{GET_SECONDS:g} s", self._flag.lstrip("-")) from None
 
+    async def post(self, path: str, body: bytes, headers: str = ""
+                   ) -> tuple[int, dict[bytes, bytes], bytes]:
+        """The status, the headers by their lower-case names and the body of whatever a POST is
+        answered with. Raises `EngineUnavailable`."""
+        async with _Exchange(self) as exchange:
+            status = await exchange.begin("POST", path, headers, body)
+            return status, exchange.fields, await exchange.whole()
+
     async def connection(self) -> _Pipe:
         """An idle connection, or a new one. Raises `EngineUnavailable`."""
         while self._idle:
@@ -207,17 +215,22 @@ class _Exchange:
         return b"chunked" in self.fields.get(b"transfer-encoding", b"").lower()
 
     async def send(self, method: str, path: str, headers: str, body: bytes) -> None:
-        """Send a request and read the head of its answer. Raises `EngineUnavailable`."""
+        """Send a request and read the head of its answer. Raises `EngineUnavailable`, on any status
+        but 200 `RefusedByServer`."""
+        status = await self.begin(method, path, headers, body)
+        if status != 200:
+            text = (await self.whole()).decode(errors="replace")
+            raise RefusedByServer(f"{method} {path}: {status}: {' '.join(text.split())[:300]}",
+                                  status)
+
+    async def begin(self, method: str, path: str, headers: str, body: bytes) -> int:
+        """Send a request and read the head of its answer, whose status is returned."""
         reader, writer = self._pipe
         writer.write(self._http.head(method, path, headers, len(body)) + body)
         lines = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
         pairs = (line.partition(b":") for line in lines[1:] if line)
         self.fields = {name.lower(): value.strip() for name, _, value in pairs}
-        status = int(lines[0].split()[1])
-        if status != 200:
-            text = (await self.whole()).decode(errors="replace")
-            raise RefusedByServer(f"{method} {path}: {status}: {' '.join(text.split())[:300]}",
-                                  status)
+        return int(lines[0].split()[1])
 
     async def whole(self) -> bytes:
         return b"".join([part async for part in self.parts()])

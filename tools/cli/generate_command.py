@@ -8,12 +8,14 @@ import os
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 import msgspec
 
 from actorium.actors.client.requests import Request
 from actorium.actors.errors import ActoriumError, BadConfig
+from actorium.actors.gateway.batch.json_lines import read_lines
+from actorium.actors.gateway.batch.line_caller import requests_at_once
 from actorium.actors.launcher.preflight import check_machine
 from actorium.tools.cli import jsonl
 from actorium.tools.cli.command_line import Parsed, parse
@@ -27,13 +29,13 @@ if TYPE_CHECKING:
 ABOUT = """Run a batch of prompts and stop. With --input, one JSON object a line is read (prompt,
 prompt_token_ids or messages, sampling parameters, tenant, priority) and one is written, in the
 same order."""
-WINDOW_PER_SLOT = 2
-"""Requests held for each sequence that may run at once: enough that slots never wait for lines."""
-MIN_WINDOW = 16
 
 
 class GenerateOptions(SamplingOptions, frozen=True, kw_only=True):
     """The batch, and the sampling parameters of the requests that name none."""
+
+    ALIASES: ClassVar[dict[str, tuple[str, ...]]] = {
+        "input": ("input-file",), "output": ("output-file",)}
 
     prompt: list[str] = []
     """Texts to go on from."""
@@ -72,7 +74,7 @@ def _check_order(parsed: Parsed[GenerateOptions]) -> None:
 def jobs(options: GenerateOptions, source: BinaryIO | None,
          sampling: dict[str, Any]) -> Iterator[jsonl.BatchJob | jsonl.BadLine]:
     if source is not None:
-        yield from jsonl.parse_lines(jsonl.read_lines(source), sampling)
+        yield from jsonl.parse_lines(read_lines(source), sampling)
         return
     for index, prompt in enumerate(options.prompt):
         yield jsonl.BatchJob(index, Request(prompt=prompt, params=jsonl.params(sampling)))
@@ -103,8 +105,7 @@ async def _batch(parsed: Parsed[GenerateOptions], engine: Engine,
 
     options = parsed.options
     plain = options.input is None and options.output is None
-    window = max(MIN_WINDOW, WINDOW_PER_SLOT * parsed.config.scheduler.max_num_seqs)
-    window = min(window, parsed.config.scheduler.max_num_queued_reqs)
+    window = requests_at_once(parsed.config.scheduler)
     total, failed = _count(options), 0
     async with AsyncClient(engine.name, run_dir=parsed.config.runtime.run_dir) as client:
         records = jsonl.run_batch(items, lambda job: complete(client, job), window)

@@ -12,19 +12,18 @@ size: only a window of lines is held.
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from typing import Any, BinaryIO
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from actorium.actors.client.requests import Request, check_priority, check_tenant
 from actorium.actors.errors import ActoriumError, InvalidRequest
+from actorium.actors.gateway.batch import json_lines
 from actorium.actors.params import SamplingParams
 
-MAX_LINE_BYTES = 32 << 20
 PROMPTS = ("prompt", "prompt_token_ids", "messages")
 ORDER = ("tenant", "priority")
 OPTIONS = ("chat_template", "add_generation_prompt", "continue_final_message",
@@ -53,18 +52,6 @@ Generate = Callable[[BatchJob], Awaitable[list[Any]]]
 
 
 # --- lines in ------------------------------------------------------------------------------------
-
-def read_lines(file: BinaryIO) -> Iterator[bytes]:
-    """The lines that are not blank; of one beyond `MAX_LINE_BYTES`, so much that it is too long."""
-    while line := file.readline(MAX_LINE_BYTES + 1):
-        whole = line
-        while len(whole) > MAX_LINE_BYTES and not whole.endswith(b"\n"):
-            whole = file.readline(MAX_LINE_BYTES + 1)
-            if not whole:
-                break
-        if line.strip():
-            yield line
-
 
 def parse_lines(lines: Iterable[bytes], defaults: dict[str, Any]) -> Iterator[BatchJob | BadLine]:
     """One item a line. `defaults` are sampling parameters for the lines that name none."""
@@ -115,8 +102,8 @@ def _order(body: dict[str, Any]) -> tuple[str | None, int]:
 
 
 def _decode(line: bytes) -> dict[str, Any]:
-    if len(line.rstrip(b"\r\n")) > MAX_LINE_BYTES:
-        raise ValueError(f"the line is longer than {MAX_LINE_BYTES} bytes")
+    if len(line.rstrip(b"\r\n")) > json_lines.MAX_LINE_BYTES:
+        raise ValueError(f"the line is longer than {json_lines.MAX_LINE_BYTES} bytes")
     try:
         body = msgspec.json.decode(line)
     except UnicodeDecodeError as error:
@@ -231,29 +218,16 @@ def _logprobs(rows: Any) -> list[Any]:
             for row in rows or ()]
 
 
-async def run_batch(items: Iterable[BatchJob | BadLine], generate: Generate,
-                    window: int) -> AsyncIterator[dict[str, Any]]:
+def run_batch(items: Iterable[BatchJob | BadLine], generate: Generate,
+              window: int) -> AsyncGenerator[dict[str, Any], None]:
     """Records in input order; at most `window` jobs are held at any moment.
 
     A failed job becomes an error record; an engine that has ended raises.
     """
-    pending: deque[asyncio.Future[dict[str, Any]]] = deque()
-    try:
-        for item in items:
-            pending.append(asyncio.ensure_future(_answered(item, generate)))
-            del item  # a long line must not outlive its job
-            await asyncio.sleep(0)
-            while len(pending) >= window or (pending and pending[0].done()):
-                yield await pending.popleft()
-        while pending:
-            yield await pending.popleft()
-    finally:
-        for task in pending:
-            task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
+    return json_lines.in_order(items, partial(_answered, generate), window)
 
 
-async def _answered(item: BatchJob | BadLine, generate: Generate) -> dict[str, Any]:
+async def _answered(generate: Generate, item: BatchJob | BadLine) -> dict[str, Any]:
     from actorium.actors.errors import EngineUnavailable
 
     if isinstance(item, BadLine):

@@ -48,10 +48,11 @@ MAY_CHANGE = frozenset((
     "disk_cache", "disk_timeout", "eviction_policy", "debug_memory", "audit_every",
     "max_num_seqs", "max_num_batched_tokens", "target_itl", "max_num_queued_reqs", "overlap",
     "schedule_policy", "tenant_weights", "request_timeout", "sleep_after", "sleep_level",
-    "force_preempt_every",
+    "background_seqs", "force_preempt_every",
     "fork_server", "ledger_patience", "retain", "silence", "max_restarts", "restart_window",
     "request_budget", "upgrade_fault", "probe_port", "probe_host", "gateways", "access_log",
     "max_connections", "body_timeout", "send_timeout", "responses_max_bytes", "responses_max",
+    "files_max_bytes", "files_expire_after",
     "resume_grace", "recovery_patience", "heartbeat", "start_timeout", "drain_timeout",
     "queue_messages", "log_level", "log_format", "log_interval", "recorder_bytes",
     "crash_reports", "trace_dir", "record_prompts"))

@@ -2,7 +2,7 @@
 in a file that several gateways share.
 
 Bounded in bytes and number over all tenants; the oldest of the tenant that holds most are evicted
-first. A tenant sees only its own. A file is read and written by a thread, one call at a time.
+first. A tenant sees only its own.
 """
 
 from __future__ import annotations
@@ -11,23 +11,21 @@ import asyncio
 import logging
 import os
 import sqlite3
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from msgspec import to_builtins
 
 from actorium.actors.config.tree import GatewayConfig
-from actorium.actors.errors import Aborted, ActoriumError, BadConfig
+from actorium.actors.errors import Aborted, ActoriumError
 from actorium.actors.gateway.api.responses_body import InputItem, ResponsesBody
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError, bad_field, http_error
+from actorium.actors.gateway.sqlite_file import SqliteFile
 
 VERSION = 1
 """Version of the file's tables, as its `user_version`."""
-BUSY_SECONDS = 10.0
-"""How long a call waits for another gateway's."""
 RUNNING = ("queued", "in_progress")
 _TABLES = """
 BEGIN;
@@ -51,7 +49,6 @@ END;
 PRAGMA user_version = 1;
 COMMIT;
 """
-Result = TypeVar("Result")
 
 
 class StoredResponse(NamedTuple):
@@ -73,13 +70,11 @@ class ResponseStore:
     def __init__(self, path: str | None, max_bytes: int, max_responses: int) -> None:
         """path: of the file, None = in memory. Raises `BadConfig` on a file that is not a store."""
         self._max_bytes, self._max_responses = max_bytes, max_responses
-        self._lock = threading.Lock()
-        self.shared = path is not None
-        """Other gateways may change what is stored."""
         self.forgets = False
         """Something was stored that ends with the process."""
         self.owner = owner_of(os.getpid())
-        self._db = _open(path)
+        self._file = SqliteFile(path, _TABLES, VERSION, "responses_store")
+        self._db, self._run = self._file.db, self._file.run
 
     # --- for the routes ---
 
@@ -102,23 +97,15 @@ class ResponseStore:
         return await self._run(lambda: self._update(tenant, name, status, response))
 
     def close(self) -> None:
-        with self._lock:
-            self._db.close()
+        self._file.close()
 
     # --- in the thread ---
-
-    async def _run(self, work: Callable[[], Result]) -> Result:
-        def locked() -> Result:
-            with self._lock, self._db:
-                return work()
-
-        return await asyncio.to_thread(locked) if self.shared else locked()
 
     def _put(self, tenant: str, name: str, stored: StoredResponse) -> bool:
         size = sum(map(len, stored[2:]))
         if size > self._max_bytes or not self._max_responses:
             return False
-        self.forgets = not self.shared
+        self.forgets = not self._file.shared
         self._db.execute("BEGIN IMMEDIATE")
         self._delete(tenant, name)
         self._db.execute(
@@ -154,34 +141,6 @@ class ResponseStore:
             "UPDATE responses SET status = ?, size = size - length(response) + ?, response = ? "
             "WHERE tenant = ? AND id = ? AND status IN (?, ?)",
             (status, len(response), response, tenant, name, *RUNNING)).rowcount > 0
-
-
-def _open(path: str | None) -> sqlite3.Connection:
-    """Raises `BadConfig`."""
-    try:
-        if path is not None:
-            # Conversations: for the engine's user alone.
-            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-            try:
-                os.fchmod(fd, 0o600)  # an existing one may be readable by others
-            finally:
-                os.close(fd)
-        db = sqlite3.connect(path or ":memory:", timeout=BUSY_SECONDS, check_same_thread=False)
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, VERSION):
-            raise _bad(path, f"its tables are of version {version}, not {VERSION}")
-        if path is not None:
-            db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = NORMAL")
-        if version != VERSION:  # else nothing is written: the disk may be full by now
-            db.executescript(_TABLES)
-    except (OSError, sqlite3.Error) as error:
-        raise _bad(path, str(error)) from None
-    return db
-
-
-def _bad(path: str | None, why: str) -> BadConfig:
-    return BadConfig(f"responses_store: {path}: {why}", "gateway.responses_store")
 
 
 def owner_of(pid: int) -> str:

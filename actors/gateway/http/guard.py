@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actorium.actors.errors import ActoriumError
+from actorium.actors.gateway.batch.batch_lines import BATCH
 from actorium.actors.gateway.engine_call import EngineCall
 from actorium.actors.gateway.gateway_state import GatewayState
 from actorium.actors.gateway.http.access_log import GONE, AccessRecord
@@ -138,12 +139,13 @@ class Guard:
         path, method = scope["path"], scope["method"]
         if OVER_LIMIT in scope:
             raise HttpError(503, "too many connections", None, SERVER, "too_many_connections")
-        key = shown(scope["headers"])
-        exchange.tenant = self._keys.check(path, key)
+        key, line = shown(scope["headers"]), scope.get(BATCH)
+        exchange.tenant = self._keys.check(path, key) if line is None else line.tenant
         if exchange.route.changes(method) and not self._keys.guard(path):
             self._cors.check(scope, headers)
         call = exchange.call = EngineCall(self._gateway, headers, exchange.tenant, path,
-                                          self._keys.is_admin(key), scope.get(RECORD))
+                                          self._keys.is_admin(key), scope.get(RECORD),
+                                          None if line is None else line.seconds)
         if self._gateway.traces is not None and exchange.route.generates:
             call.trace = self._gateway.traces.begin(headers, call.token)
         exchange.identify(exchange.given_id or call.resume_id)

@@ -73,6 +73,15 @@ ROUTES: tuple[Route, ...] = (
     Route("delete_response", DELETE, ("/v1/responses/{id}", "/responses/{id}")),
     Route("cancel_response", POST, ("/v1/responses/{id}/cancel", "/responses/{id}/cancel")),
     Route("input_items", GET, ("/v1/responses/{id}/input_items", "/responses/{id}/input_items")),
+    Route("files", GET, ("/v1/files", "/files")),
+    Route("upload_file", POST, ("/v1/files", "/files")),
+    Route("file", GET, ("/v1/files/{id}", "/files/{id}")),
+    Route("delete_file", DELETE, ("/v1/files/{id}", "/files/{id}")),
+    Route("file_content", GET, ("/v1/files/{id}/content", "/files/{id}/content")),
+    Route("batches", GET, ("/v1/batches", "/batches")),
+    Route("create_batch", POST, ("/v1/batches", "/batches")),
+    Route("batch", GET, ("/v1/batches/{id}", "/batches/{id}")),
+    Route("cancel_batch", POST, ("/v1/batches/{id}/cancel", "/batches/{id}/cancel")),
     Route("messages", POST, ("/v1/messages", "/messages"), generates=True,
           errors=ErrorStyle.ANTHROPIC),
     Route("count_tokens", POST, ("/v1/messages/count_tokens", "/messages/count_tokens"),
@@ -191,7 +200,6 @@ def find(path: str) -> Route:
 def allowed_methods(path: str) -> tuple[str, ...]:
     """Returns the methods of a path, sorted; HEAD wherever GET is. Empty for an unknown path."""
     routes = [route for pattern, route in _PATTERNS if pattern.fullmatch(path)]
-    if path in _EXACT:
-        routes.append(_EXACT[path])
+    routes += [route for route in (*ROUTES, _NO_KEY) if path in route.paths]
     found = {method for route in routes for method in route.methods}
     return tuple(sorted(found | {"HEAD"} if "GET" in found else found))

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from actorium import __version__
 from actorium.actors.config.tree import GatewayConfig
 from actorium.actors.gateway.api.anthropic_body import CountTokensBody, MessagesBody
+from actorium.actors.gateway.api.batches import BatchBody
 from actorium.actors.gateway.api.chat_body import ChatBody
 from actorium.actors.gateway.api.chat_completions import ChatCompletion
 from actorium.actors.gateway.api.completions import CompletionBody, TextCompletion
@@ -38,6 +39,7 @@ from actorium.actors.gateway.api.sglang import AbortBody
 from actorium.actors.gateway.api.sglang_body import GenerateBody
 from actorium.actors.gateway.api.sleep_routes import OccupationBody, PauseBody
 from actorium.actors.gateway.api.tokens import DetokenizeBody, TokenizeBody
+from actorium.actors.gateway.batch.file_store import BatchObject, FileObject
 from actorium.actors.gateway.http.api_keys import Keys
 from actorium.actors.gateway.http.replies import JsonReply
 from actorium.actors.gateway.http.routes import PARAMETER, ROUTES, ErrorStyle, Route
@@ -109,6 +111,15 @@ OPERATIONS: dict[str, Operation] = {
     "delete_response": Operation("Forget a stored response"),
     "cancel_response": Operation("End a response that goes on in the background"),
     "input_items": Operation("The input of a stored response"),
+    "files": Operation("The files that are stored"),
+    "upload_file": Operation("Store a file", answer=FileObject),
+    "file": Operation("What is known of a file", answer=FileObject),
+    "delete_file": Operation("Delete a file"),
+    "file_content": Operation("What a file holds"),
+    "batches": Operation("The batches, the newest first"),
+    "create_batch": Operation("Answer a file of requests", BatchBody, BatchObject),
+    "batch": Operation("How far a batch is", answer=BatchObject),
+    "cancel_batch": Operation("End a batch", answer=BatchObject),
     "messages": Operation("Complete a conversation, as Anthropic's API does", MessagesBody,
                           streams=True),
     "count_tokens": Operation("Tokens of a conversation", CountTokensBody),
@@ -206,13 +217,14 @@ def document(guarded: Callable[[str], bool] = lambda path: False) -> dict[str, A
 
 def _operation(path: str, method: str, route: Route, body: Any, answer: Any) -> dict[str, Any]:
     one, media = OPERATIONS[route.name], MEDIA.get(path, "application/json")
+    first = next(other for other in ROUTES if path in other.paths)
     content = {media: {"schema": answer if media == "application/json" else {}}}
     if one.streams:
         content[STREAMS.get(route.errors, "text/event-stream")] = {"schema": {"type": "string"}}
     words = re.sub(r"\W+", "_", PARAMETER.sub(r"\1", path)).strip("_")
     operation: dict[str, Any] = {
         "summary": one.summary if path == route.paths[0] else f"As {route.paths[0]}",
-        "operationId": words if method == route.methods[0] != "DELETE" else
+        "operationId": words if method == route.methods[0] and route is first else
         f"{words}_{method.lower()}",
         "responses": {"200": {"description": "The answer", "content": content}}}
     if body is not None and method in ("POST", "PUT"):

@@ -15,6 +15,8 @@ from helpers_scheduler import Heard, Ring, config, expected, ints
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from actorium.actors.messages import BACKGROUND
+
 MAX_MODEL_LEN = 70
 
 
@@ -64,7 +66,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(parts=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 20)), min_size=1, max_size=3),
           max_tokens=st.integers(1, 60), n=st.integers(1, 3), picky=st.booleans(),
           min_tokens=st.integers(0, 5), patience=st.none() | st.integers(1, 40),
-          tenant=st.sampled_from(["", "a", "b"]), priority=st.integers(-1, 2),
+          tenant=st.sampled_from(["", "a", "b"]),
+          priority=st.sampled_from([BACKGROUND, -1, 0, 1, 2]),
           told=st.sampled_from([-1, -1, 2]))
     def submit(self, parts: list[tuple[int, int]], max_tokens: int, n: int, picky: bool,
                min_tokens: int, patience: int | None, tenant: str, priority: int,

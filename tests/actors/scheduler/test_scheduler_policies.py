@@ -6,9 +6,10 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 from helpers_scheduler import Ring, assert_whole, config, finish, gauges
 
-from actorium.actors.messages import StepResult
+from actorium.actors.messages import BACKGROUND, StepResult
 from actorium.tools.null.null_worker import NullWorker
 
 SYSTEM = list(range(50, 114))
@@ -55,6 +56,51 @@ def test_equal_priorities_do_not_preempt_each_other() -> None:
     ring.run()
     assert_whole(ring)
     assert gauges(ring)["preemptions"] == 0
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "lpm", "priority", "fair"])
+def test_background_requests_give_way_under_every_policy(policy: str) -> None:
+    """They fill an idle engine; beside others two of them run, and none is admitted before one that
+    waits."""
+    ring = Ring(config(seqs=4, policy=policy))
+    batch = [ring.submit(5, max_tokens=40, priority=BACKGROUND) for _ in range(6)]
+    ring.wake()
+    assert order_of(ring) == batch[:4]
+    live = ring.submit(5, max_tokens=8)
+    while order_of(ring) == batch[:4]:
+        ring.work()
+        ring.deliver()
+        ring.wake()
+    state = ring.state
+    assert (state.table.num_running, state.background_running) == (3, 2)
+    assert order_of(ring)[4] == live
+    ring.run()
+    assert_whole(ring)
+    assert gauges(ring)["preemptions_priority"] == 2
+    assert gauges(ring)["preemptions_memory"] == 0
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "lpm", "priority", "fair"])
+def test_background_requests_leave_their_slots_to_others(policy: str) -> None:
+    ring = Ring(config(seqs=2, policy=policy))
+    batch = [ring.submit(5, max_tokens=40, priority=BACKGROUND) for _ in range(2)]
+    ring.wake()
+    live = [ring.submit(5, max_tokens=8) for _ in range(4)]
+    ring.run()
+    assert_whole(ring)
+    assert order_of(ring) == [*batch, *live]
+    assert gauges(ring)["preemptions_priority"] >= 2
+
+
+def test_background_prompts_take_a_page_of_each_step_beside_others() -> None:
+    ring = Ring(config(seqs=4))
+    ring.submit(60, max_tokens=5, priority=BACKGROUND)
+    ring.submit(5, max_tokens=2)
+    ring.wake()
+    tokens = [np.frombuffer(plan.extend, np.int32)[1::2].tolist() for plan in ring.sent]
+    assert tokens[0] == [5, 16]
+    ring.run()
+    assert_whole(ring)
 
 
 def test_fair_shares_follow_the_weights() -> None:
