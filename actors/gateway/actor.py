@@ -71,7 +71,7 @@ class GatewayCore(Core):
                          else sock.getsockname()[0])
         self._detail = ("HTTP through the relay" if relayed
                         else f"HTTP at {ListenAddress(*sock.getsockname()[:2]).url}")
-        self._engine: Any = None
+        self._state: Any = None
         self._server: Any = None
         self._keeper: Any = None
         self._traces: Any = None
@@ -84,9 +84,9 @@ class GatewayCore(Core):
 
     def _load(self, post: Post) -> None:
         from actorium.actors.gateway.app import build_app
+        from actorium.actors.gateway.gateway_state import GatewayState
         from actorium.actors.gateway.http.bodies import PATIENCE
         from actorium.actors.gateway.http.exchange_traces import ExchangeTraces
-        from actorium.actors.gateway.served_engine import ServedEngine
         from actorium.actors.runtime.http.allowed_hosts import AllowedHosts
         from actorium.actors.runtime.http.http_connection import ConnectionLimits
         from actorium.actors.runtime.http.http_server import http_server
@@ -95,17 +95,17 @@ class GatewayCore(Core):
         def serve() -> None:
             if self._ctx.config.runtime.otlp_traces_endpoint is not None:
                 self._traces = ExchangeTraces(self._ctx.role, post)
-            self._engine = engine = ServedEngine(self._ctx.config, self._ctx.run_dir, self.journal,
-                                                 self._ctx.role, self._traces)
-            engine.draining = self._draining
+            self._state = state = GatewayState(self._ctx.config, self._ctx.run_dir, self.journal,
+                                               self._ctx.role, self._traces)
+            state.draining = self._draining
             settings = self._ctx.config.gateway
             limits = ConnectionLimits(
                 connections(settings), settings.body_timeout,
-                settings.send_timeout, (PATIENCE + 1) * engine.body_limit)
+                settings.send_timeout, (PATIENCE + 1) * state.body_limit)
             hosts = AllowedHosts(settings.allowed_hosts, settings.host, self._address)
             kept = self._kept
             self._keeper = None if kept is None else ConnectionKeeper(kept.store, kept.records)
-            self._server = http_server(build_app(engine, hosts), limits, KEEP_ALIVE, BACKLOG,
+            self._server = http_server(build_app(state, hosts), limits, KEEP_ALIVE, BACKLOG,
                                        self._keeper)
             self._serving = asyncio.get_running_loop().create_task(self._start())
 
@@ -113,7 +113,7 @@ class GatewayCore(Core):
 
     async def _start(self) -> None:
         if self._ctx.config.gateway.gateways > 1:
-            await self._engine.peers.listen()
+            await self._state.peers.listen()
         from actorium.actors.runtime.http.http_server import serve_connection, start_server
 
         kept, known = self._kept, set[int]()
@@ -149,25 +149,25 @@ class GatewayCore(Core):
     def drain(self, now: float) -> None:
         """Refuses new requests and finishes those under way whose clients are still connected."""
         self._draining = True
-        if self._engine is not None:
-            self._engine.draining = True
-            self._engine.shared_streams.drain()
+        if self._state is not None:
+            self._state.draining = True
+            self._state.shared_streams.drain()
 
     @property
     def done(self) -> bool:
-        engine = self._engine
-        return engine is None or (engine.open == 0 and not len(engine.jobs))
+        state = self._state
+        return state is None or (state.open == 0 and not len(state.jobs))
 
     def health(self) -> Health:
         if self._server is None or not self._server.started:
             return Health("loading", 0, LOADING_BUDGET, {}, "web server")
-        gauges = {"http_requests": float(self._engine.requests),
-                  "http_open": float(self._engine.open),
-                  BACKGROUND: float(len(self._engine.jobs)),
-                  FORGETS: float(self._engine.responses is not None
-                                 and self._engine.responses.forgets),
-                  **self._engine.access.gauges()}
-        return Health("draining" if self._draining else "ready", self._engine.requests,
+        gauges = {"http_requests": float(self._state.requests),
+                  "http_open": float(self._state.open),
+                  BACKGROUND: float(len(self._state.jobs)),
+                  FORGETS: float(self._state.responses is not None
+                                 and self._state.responses.forgets),
+                  **self._state.access.gauges()}
+        return Health("draining" if self._draining else "ready", self._state.requests,
                       SERVING_BUDGET, gauges, self._detail)
 
 

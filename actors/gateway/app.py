@@ -13,6 +13,7 @@ from actorium.actors.gateway.api import (
     anthropic_messages,
     engine_routes,
     inference,
+    model_routes,
     ollama_models,
     responses,
     scoring,
@@ -27,24 +28,24 @@ from actorium.actors.gateway.api.inference import InferenceTurn
 from actorium.actors.gateway.api.ollama import OllamaChatTurn, OllamaGenerateTurn
 from actorium.actors.gateway.api.ollama_models import OllamaModels
 from actorium.actors.gateway.api.sglang import GenerateTurn
+from actorium.actors.gateway.gateway_state import GatewayState
 from actorium.actors.gateway.http.guard import Guard
 from actorium.actors.gateway.http.routes import ROUTES
 from actorium.actors.gateway.page import documents
 from actorium.actors.gateway.page.dashboard import Dashboard
 from actorium.actors.gateway.page.openapi import OpenApi
-from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.runtime.http.allowed_hosts import AllowedHosts
 
 Handler = Callable[..., Any]
 
 
-def build_app(engine: ServedEngine, hosts: AllowedHosts | None = None) -> ASGIApp:
+def build_app(gateway: GatewayState, hosts: AllowedHosts | None = None) -> ASGIApp:
     """Builds the ASGI application; hosts: the host names that it accepts, None = any. A bare
     router: the guard answers errors."""
-    handlers = handlers_of(engine)
+    handlers = handlers_of(gateway)
     return Guard(Router(redirect_slashes=False, routes=[
         whole_path(Route(path, handlers[route.name], methods=list(route.methods)))
-        for route in ROUTES for path in route.paths]), engine, hosts)
+        for route in ROUTES for path in route.paths]), gateway, hosts)
 
 
 def whole_path(route: Route) -> Route:
@@ -55,14 +56,15 @@ def whole_path(route: Route) -> Route:
     return route
 
 
-def handlers_of(engine: ServedEngine) -> dict[str, Handler]:
+def handlers_of(gateway: GatewayState) -> dict[str, Handler]:
     """Returns the handlers by the routes' names."""
-    ollama = OllamaModels(engine)
+    several = gateway.models is not None
+    ollama = OllamaModels(gateway)
     return {
         "page": documents.load(documents.PLAYGROUND).serve,
         "status": documents.load(documents.STATUS).serve,
         "docs": documents.load(documents.API).serve,
-        "dashboard": Dashboard(engine).serve,
+        "dashboard": Dashboard(gateway).serve,
         "chat": ChatTurn.handle,
         "completions": CompletionsTurn.handle,
         "render_chat": inference.render_chat,
@@ -77,8 +79,10 @@ def handlers_of(engine: ServedEngine) -> dict[str, Handler]:
         "input_items": stored_responses.input_items,
         "messages": MessagesTurn.handle,
         "count_tokens": anthropic_messages.count_tokens,
-        "models": engine_routes.models,
-        "model": engine_routes.model,
+        "models": model_routes.models if several else engine_routes.models,
+        "model": model_routes.model if several else engine_routes.model,
+        "load_model": model_routes.load,
+        "unload_model": model_routes.unload,
         "score": scoring.score,
         "rerank": scoring.rerank,
         "tokenize": tokens.tokenize,
@@ -102,6 +106,6 @@ def handlers_of(engine: ServedEngine) -> dict[str, Handler]:
         "ollama_delete": ollama_models.delete,
         "ollama_make": ollama_models.make,
         "health": engine_routes.health,
-        "openapi": OpenApi(engine.settings).serve,
+        "openapi": OpenApi(gateway.settings).serve,
         "probe": engine_routes.probe,
     }

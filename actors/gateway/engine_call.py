@@ -38,6 +38,8 @@ from starlette.requests import Request as HttpRequest
 from actorium.actors.client.calls import AsyncDeltaStream
 from actorium.actors.client.requests import Completion, Request, Resumable
 from actorium.actors.errors import Aborted, ActoriumError, EngineUnavailable
+from actorium.actors.gateway.chosen_engine import COMMENTS_ONLY, ChosenEngine
+from actorium.actors.gateway.gateway_state import GatewayState
 from actorium.actors.gateway.http.access_log import CallUsage
 from actorium.actors.gateway.http.exchange_traces import ExchangeTrace
 from actorium.actors.gateway.http.http_errors import HttpError, bad_field, http_error
@@ -68,16 +70,17 @@ second, but on a machine that has no processor to spare."""
 _PREFIX = re.compile(r"^(chatcmpl-|cmpl-|resp_|msg_)")
 """The part before the id in the names of answers."""
 
-
 class EngineCall:
     """The engine's side of one HTTP request. Without headers it is one of the gateway's own."""
 
-    def __init__(self, engine: ServedEngine, headers: Mapping[bytes, bytes] | None = None,
+    def __init__(self, gateway: GatewayState, headers: Mapping[bytes, bytes] | None = None,
                  tenant: str = "", path: str = "", admin: bool = False,
                  record: ConnectionRecord | None = None) -> None:
         """admin: with the administrator's key; record: of its connection, if that may outlive this
         process. Raises `HttpError` 400 on an invalid header."""
-        self.engine, self.tenant, self.admin = engine, tenant, admin
+        self.gateway = gateway
+        self.chosen = ChosenEngine(gateway)
+        self.tenant, self.admin = tenant, admin
         self.began = monotonic()
         """CLOCK_MONOTONIC seconds."""
         self.created = int(time())
@@ -104,7 +107,7 @@ class EngineCall:
         self.trace: ExchangeTrace | None = None
         """None = there are no traces."""
         self.resume_id = self._resume_id()
-        if record is not None and record.begun:
+        if record is not None and record.begun and record.begun != COMMENTS_ONLY:
             self.position = decode_position(record.begun)
         if self._identity is not None:
             self.created = self._identity.created
@@ -121,7 +124,7 @@ class EngineCall:
         """Set where the answer's events depend on how it was cut into deltas."""
         self.event_end = BLANK_LINE
         """What ends an event of the answer's stream. Only server-sent events can have ids."""
-        self._aborted = False
+        self._aborted = self._ended = False
         self._digest = ""
         self._resumed: ResumableStream | None = None
 
@@ -142,6 +145,11 @@ class EngineCall:
             raise bad_field("Last-Event-ID", "of another request than the Idempotency-Key's")
         return given
 
+    @property
+    def engine(self) -> ServedEngine:
+        """The engine of the request's model. Raises `HttpError` 400 where none is chosen."""
+        return self.chosen.engine
+
     # --- its life ---
 
     def on_body(self, body: bytes) -> None:
@@ -151,7 +159,7 @@ class EngineCall:
         self._digest = digest.hexdigest()[:16]
         if self.position is not None and self.position.rid.partition(".")[2] != self._digest:
             raise bad_field("Last-Event-ID", "of a request with another path, body or key")
-        journal_id, journal = digest.digest()[:NAME], self.engine.journal
+        journal_id, journal = digest.digest()[:NAME], self.gateway.journal
         if journal.convicted(journal_id):
             raise http_error(journal.refusal(self.answer_id))
         self.journal_id = journal_id
@@ -162,19 +170,27 @@ class EngineCall:
         not this request's fault: it may hit any request."""
         if isinstance(error, MemoryError):
             return http_error(EngineUnavailable("the gateway has no memory left for this request"))
-        return http_error(self.engine.journal.failed(error, self.answer_id))
+        return http_error(self.gateway.journal.failed(error, self.answer_id))
 
     def finished(self) -> None:
         """Marks the request as answered."""
-        journal = self.engine.journal
+        self._ended = True
+        journal = self.gateway.journal
         if self.journal_id and not journal.quiet:
             journal.finished(self.journal_id)
+
+    def release(self) -> None:
+        """Lets go of the engine, later where another connection may continue the request. (With a
+        key it is a shared stream, which keeps the engine by itself.)"""
+        waits = self.resumable and not self.key and not self._ended
+        self.chosen.release(self.gateway.settings.resume_grace if waits else 0.0)
 
     def in_background(self) -> EngineCall:
         """Returns another call of the same caller, for work that continues after this one's answer.
         """
-        call = EngineCall(self.engine, {}, self.tenant, self._path)
+        call = EngineCall(self.gateway, {}, self.tenant, self._path)
         call.trace = self.trace
+        call.chosen = self.chosen.hold()
         return call
 
     # --- the engine's requests ---
@@ -247,8 +263,9 @@ class EngineCall:
             return self._open(self._with_rid(request, number))
         resume_id, rid = self._ids(number)
         resumable = self._resumable(request, rid)
-        return self.engine.shared_streams.join(resume_id, rid, lambda: self._open(resumable),
-                                               self.engine.settings.resume_grace)
+        return self.gateway.shared_streams.join(
+            resume_id, rid, lambda: self.chosen.kept_by(self._open(resumable)),
+            self.gateway.settings.resume_grace)
 
     def _open(self, request: Request) -> AsyncDeltaStream:
         stream = AsyncDeltaStream(self.engine.client, request)
@@ -262,7 +279,7 @@ class EngineCall:
 
     def _resumable(self, request: Request, rid: str) -> Request:
         """Returns a request that outlives this gateway, if somebody may continue it."""
-        grace = self.engine.settings.resume_grace if self.resumable else 0.0
+        grace = self.gateway.settings.resume_grace if self.resumable else 0.0
         if self._record is not None:
             grace = max(grace, GATEWAY_GRACE)
         again = bool(self.key) or self.position is not None or self.taken_over
@@ -287,8 +304,8 @@ class EngineCall:
     async def abort_others(self, name: str, tenant: str | None) -> list[str]:
         """Aborts, at all gateways of the engine, the requests of a name ("" = all) and a tenant
         (None = any), except this call. Returns their labels or answer ids."""
-        return (await self.engine.abort(name, tenant, but=self)
-                + await self.engine.peers.abort(name, tenant))
+        return (await self.gateway.abort(name, tenant, but=self)
+                + await self.gateway.peers.abort(name, tenant))
 
     def mark_aborted(self, name: str) -> tuple[list[str], list[str]]:
         """Marks what `name` stands for as aborted, and returns its labels (or answer id) and rids.

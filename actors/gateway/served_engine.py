@@ -1,4 +1,4 @@
-"""The engine behind all calls of one gateway: its client, and the state that the calls share."""
+"""One engine behind a gateway: its client, its model, and whether it can serve now."""
 
 from __future__ import annotations
 
@@ -7,74 +7,31 @@ import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from time import monotonic
-from typing import Protocol
 
 from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import ActoriumError
-from actorium.actors.gateway.api.response_store import BackgroundJobs, open_store
-from actorium.actors.gateway.http.access_log import AccessLog
-from actorium.actors.gateway.http.exchange_traces import ExchangeTraces
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError
-from actorium.actors.gateway.http.peers import Peers
 from actorium.actors.gateway.parsers.thoughts import NONE
-from actorium.actors.gateway.resume.delta_streams import SharedStreams
 from actorium.actors.gateway.served_model import ServedModel, TokenTexts
 from actorium.actors.health import WORKING_PHASES, not_at_work
 from actorium.actors.messages import Status
-from actorium.actors.models.model_dir import bodies_limit, body_limit
-from actorium.actors.runtime.inflight_journal import InflightJournal
 
 LOG = logging.getLogger("actorium.gateway")
 STATUS_SECONDS = 1.0
 """Seconds that new requests wait for the watchdog's status."""
 
 
-class BodyBudget:
-    """Bytes of large bodies being read now, and their limit."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit, self.used = limit, 0
-
-
-class AbortableCall(Protocol):
-    """The interface of `EngineCall` for aborts: an HTTP request under way."""
-
-    tenant: str
-
-    def mark_aborted(self, name: str) -> tuple[list[str], list[str]]: ...
-
-
 class ServedEngine:
-    """One gateway's engine. Closed by `close`."""
+    """One engine, as a gateway uses it. Closed by `close`."""
 
-    def __init__(self, config: Config, run_dir: Path,
-                 journal: InflightJournal | None = None, role: str = "gateway-0",
-                 traces: ExchangeTraces | None = None) -> None:
-        """role: the gateway's; traces: None = there are none. Raises `BadConfig` if the response
-        store cannot be opened."""
-        self.journal = journal or InflightJournal(actor="gateway")
-        self.config, self.settings = config, config.gateway
-        self.run_dir, self.traces = run_dir, traces
+    def __init__(self, config: Config, run_dir: Path) -> None:
+        """config, run_dir: the engine's."""
+        self.config, self.run_dir = config, run_dir
         self.client = AsyncClient(run_dir)
         self.token_texts = TokenTexts(config)
-        self.requests = 0
-        """HTTP requests answered or under way since the start."""
-        self.open = 0
-        """HTTP requests under way."""
-        self.draining = False
-        self.body_limit = body_limit(config)
-        """Bytes of one request's body."""
-        self.bodies = BodyBudget(bodies_limit(self.body_limit))
-        self.access = AccessLog(self.settings.access_log)
         self.gate = RecoveryGate(lambda: self.client.status(STATUS_SECONDS),
-                                 self.settings.recovery_patience)
-        self.shared_streams = SharedStreams()
-        self.peers = Peers(run_dir, role, self.abort)
-        self.responses = open_store(self.settings)
-        self.jobs = BackgroundJobs()
-        self.calls: set[AbortableCall] = set()
-        """HTTP requests under way, and responses that go on in the background."""
+                                 config.gateway.recovery_patience)
         self._model: ServedModel | None = None
         self._asking_model = asyncio.Lock()
 
@@ -103,19 +60,6 @@ class ServedEngine:
             raise HttpError(404, f"model: {str(name)[:200]!r} is not served here; "
                             f"{model.name!r} is", "model", code="model_not_found")
         return model
-
-    async def abort(self, name: str, tenant: str | None,
-                    but: AbortableCall | None = None) -> list[str]:
-        """Aborts this gateway's requests of a name ("" = all) and a tenant (None = any). Returns
-        the callers' names for them."""
-        ended: list[str] = []
-        for call in self.calls - {but}:
-            if tenant is None or call.tenant == tenant:
-                labels, rids = call.mark_aborted(name)
-                ended += labels
-                for rid in rids:
-                    await self.client.abort(rid)
-        return ended
 
     async def close(self) -> None:
         """Aborts what is under way and disconnects."""

@@ -197,8 +197,12 @@ class ManagerCore(Core):
             self.on_pulled(client, PullProgress(message.rid, "refused", done=True, error=why))
 
     def on_client_lost(self, client: bytes, now: float) -> None:
+        """Its uses that wait end. Those that are granted stay as long as their lease: the requests
+        are in the engines, and the gateway's successor takes them over."""
         for name in self.uses.ids_of(client):
-            self._drop_use((client, name), now)
+            use = self.uses.get((client, name))
+            if use is not None and not use.granted:
+                self._drop_use((client, name), now)
 
     # --- what the actor reports ---
 
@@ -308,7 +312,8 @@ class ManagerCore(Core):
 
     def _expire_uses(self, now: float) -> None:
         for client in self.uses.silent_clients(now):
-            self.on_client_lost(client, now)
+            for name in self.uses.ids_of(client):
+                self._drop_use((client, name), now)
         for use in self.uses.waiting:
             if now >= use.deadline:
                 name = use.use.name if use.model is None else use.model.name

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from actorium.actors.config.models_settings import serves_models
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig, BadModel, shown
 from actorium.actors.models.gguf_config import GGUF
@@ -411,7 +412,8 @@ def body_limit(config: Config) -> int:
     wanted = config.gateway.max_body_bytes
     if wanted is not None:
         return wanted
-    return MEDIA_BODY if takes_media(config) else TEXT_BODY
+    several = serves_models(config.models)  # some of which may take images
+    return MEDIA_BODY if several or takes_media(config) else TEXT_BODY
 
 
 def bodies_limit(limit: int) -> int:

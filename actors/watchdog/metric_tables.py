@@ -10,7 +10,7 @@ from typing import NamedTuple
 from actorium.actors.config.cluster_settings import NODES_ROLE, RAY_ROLE
 from actorium.actors.health import HUNG, SILENT
 from actorium.actors.runtime.beat_gauges import MARK
-from actorium.actors.runtime.roles import SCHEDULER, TRACER_ROLE, WORKER
+from actorium.actors.runtime.roles import MANAGER_ROLE, SCHEDULER, TRACER_ROLE, WORKER
 
 DETOKENIZER, MEDIA = "detokenizer", "media"
 GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
@@ -208,6 +208,23 @@ NODES = (
         "Replicas at nodes that are not started again.", role=NODES_ROLE),
 )
 """Of a cluster's head, where other machines have replicas; after `actorium:`."""
+
+MODELS = (
+    Row("models", GAUGE, "Models that are served.", role=MANAGER_ROLE),
+    Row("model_engines", GAUGE, "Engines that run for them.", "engines", MANAGER_ROLE),
+    Row("model_engines_planned_bytes", GAUGE, "What these engines take by their plans.",
+        "planned_bytes", MANAGER_ROLE),
+    Row("model_uses", GAUGE, "Requests that engines have been granted for.", "uses",
+        MANAGER_ROLE),
+    Row("model_waiting_uses", GAUGE, "Requests that wait for engines.", "waiting_uses",
+        MANAGER_ROLE),
+    Row("model_starts", COUNTER, "Engines started.", "starts", MANAGER_ROLE),
+    Row("model_evictions", COUNTER, "Engines ended since another one needed the memory.",
+        "evictions", MANAGER_ROLE),
+    Row("model_engine_failures", COUNTER, "Engines that did not start, or ended by themselves.",
+        "failed_engines", MANAGER_ROLE),
+)
+"""Of a server of several models; after `actorium:`."""
 
 RAY = (
     Row("ray_groups", GAUGE, "Placement groups that there shall be.", role=RAY_ROLE),

@@ -25,7 +25,7 @@ from actorium.actors.runtime.beat_gauges import (
     steps_by_size,
 )
 from actorium.actors.runtime.process import ProcessUsage
-from actorium.actors.runtime.roles import SCHEDULER, WORKER, group_of
+from actorium.actors.runtime.roles import MANAGER_ROLE, SCHEDULER, WORKER, group_of
 from actorium.actors.watchdog.metric_tables import (
     ACTORIUM,
     AUTOSCALED,
@@ -36,6 +36,7 @@ from actorium.actors.watchdog.metric_tables import (
     HISTOGRAM,
     HISTOGRAMS,
     HTTP,
+    MODELS,
     NODES,
     RAY,
     REASONS,
@@ -86,6 +87,8 @@ def families(facts: MetricsInput) -> Iterator[MetricFamily]:
     common = {"model_name": facts.model, "engine": "0"}
     yield from (_row("vllm:", row, facts, common) for row in VLLM)
     yield from (_row("actorium:", row, facts, {}) for row in ACTORIUM)
+    if MANAGER_ROLE in facts.actors:
+        yield from (_row("actorium:", row, facts, {}) for row in MODELS)
     for family in (*_vllm_special(facts, common), *_requests(facts), *_histograms(facts, common)):
         known = family.kind == GAUGE or _is_known(facts, SCHEDULER)
         yield family if known else family._replace(samples=[])

@@ -23,6 +23,7 @@ from actorium.tools.chaos import (
     hostile_rows,
     load_rows,
     model_rows,
+    models_rows,
     stop_rows,
 )
 from actorium.tools.chaos.__main__ import run
@@ -392,3 +393,10 @@ def test_answers_about_images_are_the_same_while_replicas_die() -> None:
     assert row["faults"] == {"media": 2, "replica-0": 1, "scheduler": 1, "1/worker-0": 1,
                              "0/scheduler": 1}
     assert row["right_undisturbed"] >= 10 and row["compared"] > row["questions"] // 2
+
+
+def test_more_models_than_memory_under_kills() -> None:
+    row = models_rows.models(3, count=3, engines=2, requests=12, clients=6, kills=3, cold=0)
+    sound(row)
+    assert row["answered"] == 12 and row["most_engines"] <= 2
+    assert row["kills"] == {"gateway-0": 1, "manager": 1, "worker-0": 1}

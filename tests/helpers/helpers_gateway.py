@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from actorium.actors.client.requests import Completion, Request, StreamDelta
 from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.gateway.app import build_app
-from actorium.actors.gateway.served_engine import ServedEngine
+from actorium.actors.gateway.gateway_state import GatewayState
 from actorium.actors.launcher import engine
 from actorium.actors.messages import Status, Usage
 
@@ -142,8 +142,8 @@ class ScriptedStream:
 
 def scripted_app(monkeypatch: Any, script: Scripted, config: Config | None = None) -> ASGIApp:
     """A gateway's application over a script."""
-    scripted = ServedEngine(config or Config(), Path("none"))
-    scripted.client = script  # type: ignore[assignment]
+    scripted = GatewayState(config or Config(), Path("none"))
+    scripted.engine.client = script  # type: ignore[assignment]
     monkeypatch.setattr("actorium.actors.gateway.engine_call.AsyncDeltaStream", ScriptedStream)
     return build_app(scripted)
 

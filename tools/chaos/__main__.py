@@ -25,6 +25,7 @@ from actorium.tools.chaos import (
     kill_rows,
     load_rows,
     model_rows,
+    models_rows,
     stop_rows,
 )
 from actorium.tools.chaos.drawn_rows import drawn
@@ -81,6 +82,7 @@ ROWS: dict[str, Row] = {
     "model-tp2": lambda seed: model_rows.ranks(seed, faults=40),
     "images": model_rows.images,
     "cluster-images": lambda seed: model_rows.images(seed, kills=6, others=8, replicas=2),
+    "models": models_rows.models,
     "probes": lambda seed: stop_rows.probes(seed, stops=5, streams=200, times=100),
     "starved": lambda seed: stop_rows.starved(seed, 20.0, spinners=30, streams=100),
     "clients": client_rows.clients,

@@ -27,7 +27,7 @@ from actorium.actors.gateway.api.sampling_fields import (
     structured_of,
 )
 from actorium.actors.gateway.api.turn import HttpTurn
-from actorium.actors.gateway.engine_call import EngineCall, engine_of
+from actorium.actors.gateway.engine_call import EngineCall, call_of
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.http.replies import JsonReply, sse_event
@@ -272,11 +272,11 @@ def _end_of(events: ChoiceEvents) -> tuple[str, str | None]:
 
 async def count_tokens(http: HttpRequest) -> Response:
     """Handles `/v1/messages/count_tokens`: counts the tokens of the body's prompt."""
-    engine, body = engine_of(http), await bodies.read(http, CountTokensBody)
-    await engine.check_model(body.model)
+    call, body = call_of(http), await bodies.read(http, CountTokensBody)
+    await call.chosen.model(body)
     turns = body.turns()
     goes_on = prefill(turns) is not None
-    ids = await engine.client.tokenize_chat(
+    ids = await call.engine.client.tokenize_chat(
         turns, body.template_args(), body.choice().shown, add_generation_prompt=not goes_on,
         continue_final_message=goes_on, mm_processor_kwargs=body.mm_processor_kwargs)
     return JsonReply({"input_tokens": len(ids)})

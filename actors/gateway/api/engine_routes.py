@@ -12,10 +12,12 @@ from starlette.responses import Response
 
 from actorium import __version__
 from actorium.actors.errors import ActoriumError
+from actorium.actors.gateway.api.model_routes import find_info
 from actorium.actors.gateway.api.sglang import WEIGHT_VERSION
 from actorium.actors.gateway.engine_call import call_of, engine_of
-from actorium.actors.gateway.http.http_errors import SERVER, HttpError
+from actorium.actors.gateway.http.http_errors import SERVER, HttpError, bad_field
 from actorium.actors.gateway.http.replies import JsonReply
+from actorium.actors.gateway.http.routes import Access, find
 from actorium.actors.gateway.served_model import ServedModel
 from actorium.actors.watchdog.probe_server import SOCKET
 
@@ -88,12 +90,12 @@ async def version(http: HttpRequest) -> Response:
 
 async def health(http: HttpRequest) -> Response:
     """Handles `/health`: whether a request that came now would be served."""
-    engine = engine_of(http)
+    gateway = call_of(http).gateway
     try:
-        status = await engine.client.status()
+        status = await gateway.engine.client.status()
     except ActoriumError as error:
         raise HttpError(503, error.message, None, SERVER, "unavailable") from None
-    if engine.draining or not status.ready:
+    if gateway.draining or not status.ready:
         raise HttpError(503, status.error or "not ready", None, SERVER, "unavailable")
     return JsonReply({"ready": True})
 
@@ -122,10 +124,22 @@ async def probe(http: HttpRequest) -> Response:
         async with asyncio.timeout(SECONDS):
             # The path that the guard has checked: the URL's depends on the Host header as well.
             path = http.scope["path"]
-            return await _ask(engine_of(http).run_dir / SOCKET, method, path, accept)
+            return await _ask(await _probed(http, path) / SOCKET, method, path, accept)
     except (OSError, TimeoutError, ValueError) as error:
         raise HttpError(503, f"the probes do not answer: {type(error).__name__}", None, SERVER,
                         "unavailable") from None
+
+
+async def _probed(http: HttpRequest, path: str) -> Path:
+    """Returns the run directory of whose watchdog is asked: the server's, or that of the engine of
+    the query's model, which is not started for this. Raises `HttpError`."""
+    gateway, name = call_of(http).gateway, http.query_params.get("model")
+    if gateway.models is None or not name or find(path).access is Access.OPEN:
+        return gateway.run_dir
+    info = find_info(await gateway.models.models(), name)
+    if not info.run_dir:
+        raise bad_field("model", f"{info.name!r} is not loaded")
+    return Path(info.run_dir)
 
 
 async def _ask(socket: Path, method: str, path: str, accept: str) -> Response:

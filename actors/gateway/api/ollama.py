@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
 from time import monotonic
 from typing import Any, ClassVar
 
@@ -23,9 +22,10 @@ from actorium.actors.gateway.api.answers import ContentLogprob, chat_logprobs
 from actorium.actors.gateway.api.chat_completions import ChatTurn
 from actorium.actors.gateway.api.fill_in_middle import fill_in_middle
 from actorium.actors.gateway.api.ollama_body import HONOURED, OllamaChatBody, OllamaGenerateBody
-from actorium.actors.gateway.api.ollama_models import unload
+from actorium.actors.gateway.api.ollama_models import rfc3339, unload
 from actorium.actors.gateway.api.sampling_fields import request_for, sampling, structured_of
-from actorium.actors.gateway.engine_call import EngineCall
+from actorium.actors.gateway.engine_call import EngineCall, call_of
+from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError, bad_field
 from actorium.actors.gateway.http.replies import NDJSON, EventStream, JsonReply, json_line
 from actorium.actors.gateway.parsers.custom_calls import AnswerPart
@@ -166,14 +166,18 @@ class OllamaTurn(ChatTurn):
 
     @classmethod
     async def handle(cls, http: HttpRequest) -> Response | EventStream:
-        turn = await cls.read(http)
+        call, body = call_of(http), await bodies.read(http, cls.body_type)
+        call.event_end = cls.form.event_end
+        body.check()
+        if body.is_empty and body.keep_seconds == 0:
+            await unload(call.gateway, body.model or "")
+            return JsonReply(OllamaLine(model=body.model or "", created_at=rfc3339(call.created),
+                                           done=True, done_reason="unload"))
+        turn = await cls.of_body(call, body)
         turn._ready_at = monotonic()
-        if not turn._asked.is_empty:
-            return await turn.respond(await turn.ready_requests())
-        if turn._asked.keep_seconds != 0:
+        if body.is_empty:
             return JsonReply(turn._line(AnswerText(), "load"))
-        await unload(turn.engine, turn._name)
-        return JsonReply(turn._line(AnswerText(), "unload"))
+        return await turn.respond(await turn.ready_requests())
 
     def engine_fields(self) -> dict[str, str]:
         images = {f"messages[{i}].content[{j}].image_url": f"messages[{i}].images[{j}]"
@@ -242,13 +246,10 @@ class OllamaTurn(ChatTurn):
             line.eval_duration = _nanoseconds(now - self._first_at)
 
     def _shown(self, text: AnswerText) -> OllamaLine:
-        return OllamaLine(
-            model=self._name, created_at=self._created_at(), done=False, logprobs=text.logprobs,
-            message=OllamaMessage(role="assistant", content=text.content, thinking=text.thinking,
-                                  tool_calls=text.calls))
-
-    def _created_at(self) -> str:
-        return f"{datetime.fromtimestamp(self.call.created, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        message = OllamaMessage(role="assistant", content=text.content, thinking=text.thinking,
+                                tool_calls=text.calls)
+        return OllamaLine(model=self._name, created_at=rfc3339(self.call.created),
+                          message=message, done=False, logprobs=text.logprobs)
 
 
 def _nanoseconds(seconds: float) -> int:
@@ -289,5 +290,5 @@ class OllamaGenerateTurn(OllamaTurn):
 
     def _shown(self, text: AnswerText) -> OllamaLine:
         return OllamaLine(
-            model=self._name, created_at=self._created_at(), done=False, logprobs=text.logprobs,
-            response=text.content, thinking=text.thinking)
+            model=self._name, created_at=rfc3339(self.call.created), done=False,
+            logprobs=text.logprobs, response=text.content, thinking=text.thinking)

@@ -129,7 +129,7 @@ class ResponsesTurn(HttpTurn):
         return self.body.alternatives() is not None
 
     async def requests(self) -> list[Request]:
-        body, store, tenant = self.body, self.engine.responses, self.call.tenant
+        body, store, tenant = self.body, self.call.gateway.responses, self.call.tenant
         if body.background and store is None:
             raise bad_field("background", OFF)
         context = await context_of(store, tenant, body.previous_response_id)
@@ -153,12 +153,17 @@ class ResponsesTurn(HttpTurn):
         self.response.status, self.response.store = "queued", True
         if not await self._keeper.put(self.response):
             raise HttpError(503, "background: the response cannot be stored", "background", SERVER)
-        queued, calls, tenant = encode_json(self.response), self.engine.calls, self.call.tenant
+        gateway, tenant = self.call.gateway, self.call.tenant
+        queued = encode_json(self.response)
         self.call, self._requests = self.call.in_background(), requests
         self.call.answer_id = self._answer_id
-        calls.add(self.call)
-        self.engine.jobs.start(tenant, self, self._keeper, lambda: calls.discard(self.call))
+        gateway.calls.add(self.call)
+        gateway.jobs.start(tenant, self, self._keeper, self._left_background)
         return queued
+
+    def _left_background(self) -> None:
+        self.call.gateway.calls.discard(self.call)
+        self.call.release()
 
     async def run(self) -> None:
         """Runs until there is a response. Raises `ActoriumError`."""

@@ -143,6 +143,8 @@ class SamplingFields(Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     priority: int = 0
     timeout: float | None = None
+    keep_alive: str | float | None = None
+    """How long the model's engine stays after this request, where there are several models."""
     user: str | None = None
     request_id: str | None = None
 

@@ -117,7 +117,7 @@ def _check_count(found: Sequence[object], field: str) -> None:
 async def score(http: HttpRequest) -> Response:
     """Handles `/v1/score`."""
     call, body = call_of(http), await bodies.read(http, ScoreBody)
-    model = await call.engine.check_model(body.model)
+    model = await call.chosen.model(body)
     answer = {"model": model.name, "created": int(time())}
     if body.items is not None:
         labels = _checked_labels(body.label_token_ids or [])
@@ -141,7 +141,7 @@ async def score(http: HttpRequest) -> Response:
 async def rerank(http: HttpRequest) -> Response:
     """Handles `/v1/rerank`."""
     call, body = call_of(http), await bodies.read(http, RerankBody)
-    model = await call.engine.check_model(body.model)
+    model = await call.chosen.model(body)
     texts = body.texts()
     labels = await _yes_and_no(call, body)
     found = await _completions(call, body, labels, [

@@ -21,7 +21,7 @@ from actorium.actors.gateway.api.response_store import (
 from actorium.actors.gateway.api.responses_body import REFERENCE, InputBody, InputItem
 from actorium.actors.gateway.api.sampling_fields import check_turns
 from actorium.actors.gateway.api.tokens import prompt_ids
-from actorium.actors.gateway.engine_call import call_of, engine_of
+from actorium.actors.gateway.engine_call import call_of
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError, bad_field
 from actorium.actors.gateway.http.replies import JsonReply, encode_json
@@ -67,7 +67,7 @@ async def _items_of(store: ResponseStore, tenant: str, response: str
 def _addressed(http: HttpRequest) -> tuple[ResponseStore | None, str, str]:
     """Returns (store, tenant, id)."""
     call = call_of(http)
-    return call.engine.responses, call.tenant, http.path_params["id"]
+    return call.gateway.responses, call.tenant, http.path_params["id"]
 
 
 async def _stored(http: HttpRequest) -> StoredResponse:
@@ -99,7 +99,7 @@ async def delete(http: HttpRequest) -> HttpResponse:
     store, tenant, name = _addressed(http)
     assert store is not None
     await store.delete(tenant, name)
-    engine_of(http).jobs.cancel(tenant, name)
+    call_of(http).gateway.jobs.cancel(tenant, name)
     return JsonReply({"id": name, "object": "response.deleted", "deleted": True})
 
 
@@ -114,7 +114,7 @@ async def cancel(http: HttpRequest) -> HttpResponse:
     if stored.status in RUNNING:
         response = encode_json(shown | {"status": "cancelled"})
         await store.update(tenant, name, "cancelled", response)
-        engine_of(http).jobs.cancel(tenant, name)
+        call_of(http).gateway.jobs.cancel(tenant, name)
         stored = await _stored(http)
     return JsonReply(stored.response)
 
@@ -144,11 +144,10 @@ async def input_items(http: HttpRequest) -> HttpResponse:
 async def input_tokens(http: HttpRequest) -> HttpResponse:
     """Handles POST `/v1/responses/input_tokens`: counts the tokens of the body's prompt."""
     call, body = call_of(http), await bodies.read(http, InputBody)
-    engine = call.engine
     body.check()
-    await engine.check_model(body.model)
-    context = await context_of(engine.responses, call.tenant, body.previous_response_id)
+    await call.chosen.model(body)
+    context = await context_of(call.gateway.responses, call.tenant, body.previous_response_id)
     items = msgspec.json.decode(context, type=list[InputItem])
-    body.input = await resolved(engine.responses, call.tenant, body.items(), items)
-    ids = await prompt_ids(engine.client, body.prompted(items))
+    body.input = await resolved(call.gateway.responses, call.tenant, body.items(), items)
+    ids = await prompt_ids(call.engine.client, body.prompted(items))
     return JsonReply({"object": "response.input_tokens", "input_tokens": len(ids)})

@@ -13,7 +13,7 @@ from actorium.actors.client.requests import Request
 from actorium.actors.gateway.api.chat_body import ChatBody, MessageParam, check_prefixes
 from actorium.actors.gateway.api.offered_tools import OfferedTool
 from actorium.actors.gateway.api.sampling_fields import MAX_PROMPTS, check_ids
-from actorium.actors.gateway.engine_call import call_of, engine_of
+from actorium.actors.gateway.engine_call import call_of
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import bad_field
 from actorium.actors.gateway.http.replies import JsonReply
@@ -110,9 +110,10 @@ async def prompt_ids(client: AsyncClient, request: Request) -> list[int]:
 
 async def tokenize(http: HttpRequest) -> Response:
     """Handles `/tokenize`."""
-    engine, body = engine_of(http), await bodies.read(http, TokenizeBody)
+    call, body = call_of(http), await bodies.read(http, TokenizeBody)
     body.check()
-    await engine.check_model(body.model)
+    await call.chosen.model(body)
+    engine = call.engine
     if body.messages is not None:
         columns = [await prompt_ids(engine.client, body.chat())]
         if body.add_special_tokens:
@@ -164,8 +165,8 @@ def _pieces(ids: list[int], texts: TokenTexts) -> list[dict[str, Any]]:
 async def detokenize(http: HttpRequest) -> Response:
     """Handles `/detokenize`: the text under each of the three projects' names."""
     call, body = call_of(http), await bodies.read(http, DetokenizeBody)
+    model = await call.chosen.model(body)
     engine = call.engine
-    model = await engine.check_model(body.model)
     call.fields = {"token_ids": "tokens"}
     kinds = {isinstance(one, list) for one in body.tokens}
     if len(kinds) > 1:

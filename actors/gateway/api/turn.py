@@ -71,7 +71,12 @@ class HttpTurn(ABC):
         call.event_end = cls.form.event_end
         body = await bodies.read(http, cls.body_type)
         body.check()
-        turn = cls(call, await call.engine.check_model(body.model), body)
+        return await cls.of_body(call, body)
+
+    @classmethod
+    async def of_body(cls, call: EngineCall, body: Any) -> Self:
+        """Returns the turn for a body that has been checked. Raises as `read`."""
+        turn = cls(call, await call.chosen.model(body), body)
         call.fields = turn.engine_fields()
         return turn
 

@@ -23,8 +23,8 @@ from msgspec import inspect
 from starlette.requests import ClientDisconnect, Request
 
 from actorium.actors.gateway.engine_call import call_of
+from actorium.actors.gateway.gateway_state import BodyBudget
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError, bad_field
-from actorium.actors.gateway.served_engine import BodyBudget
 
 SMALL = 64 << 10
 """Bytes of a body that are not counted among those that all requests may send at once."""
@@ -61,14 +61,14 @@ async def raw(request: Request) -> bytes:
     but only when the rest has been read and dropped, if that is not too much: a client that still
     sends does not read the answer."""
     call = call_of(request)
-    settings = call.engine.settings
+    settings = call.gateway.settings
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise HttpError(415, f"content-encoding: {encoding[:40]!r} is not taken; send the body as "
                         "it is", "content-encoding", code="unsupported_encoding")
     try:
         async with asyncio.timeout(settings.body_timeout):
-            body = await _bounded(request, call.engine.bodies, call.engine.body_limit)
+            body = await _bounded(request, call.gateway.bodies, call.gateway.body_limit)
     except ClientDisconnect:
         raise HttpError(400, "the body did not come to its end") from None
     except TimeoutError:

@@ -15,19 +15,27 @@ from time import monotonic
 from typing import Any
 
 import msgspec
+from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.engine_call import EngineCall
+from actorium.actors.gateway.gateway_state import GatewayState
 from actorium.actors.gateway.http.access_log import GONE, AccessRecord
+from actorium.actors.gateway.http.answer_sender import AnswerSender
 from actorium.actors.gateway.http.api_keys import Keys, shown
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError, http_error
 from actorium.actors.gateway.http.replies import DONE, json_line, sse_event
-from actorium.actors.gateway.http.routes import Access, ErrorStyle, allowed_methods, canonical, find
-from actorium.actors.gateway.served_engine import ServedEngine
+from actorium.actors.gateway.http.routes import (
+    OF_THE_SERVER,
+    Access,
+    ErrorStyle,
+    allowed_methods,
+    canonical,
+    find,
+)
 from actorium.actors.runtime.http.allowed_hosts import AllowedHosts, check_head
-from actorium.actors.runtime.http.connection_records import ConnectionRecord
 from actorium.actors.runtime.http.http_connection import OVER_LIMIT, RECORD
 
 WATCH_AFTER = 0.05
@@ -40,85 +48,19 @@ Headers = list[tuple[bytes, bytes]]
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-class AnswerSender:
-    """Wraps one request's `send`: knows how much of the answer was sent, and adds headers to it.
-    The head goes out with the first part of the body, so nobody has to continue behind it."""
-
-    def __init__(self, send: Send, record: ConnectionRecord | None = None,
-                 has_body: bool = True) -> None:
-        """record: the connection's, if it may outlive this process; has_body: False = the answer is
-        its head."""
-        self._send, self._record, self._has_body = send, record, has_body
-        self._start: Message | None = None
-        """The head, until the body begins."""
-        self.status = 0
-        """The answer's status; 0 = not begun."""
-        self.ended = False
-        """The last part has been passed on."""
-        self.headers: list[tuple[bytes, bytes]] = []
-        """Added to the answer's own."""
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), *self.headers]
-            self._start = message
-            return
-        start, self._start = self._start, None
-        if start is not None and not self.continued:
-            await self._send_head(start)
-        if not message.get("more_body", False):
-            # Before it is sent: after it uvicorn says "http.disconnect" even of a connected client.
-            self.ended = True
-            if self._record is not None:
-                self._record.ends = True
-        await self._send(message)
-
-    @property
-    def continued(self) -> bool:
-        """A gateway that has died has sent the answer's beginning."""
-        return self._record is not None and bool(self._record.begun)
-
-    async def _send_head(self, start: Message) -> None:
-        if self._record is None:
-            await self._send(start)
-            return
-        self._record.holds_head, self._record.ends = self._has_body, not self._has_body
-        try:
-            await self._send(start)
-        finally:
-            self._record.holds_head = False
-
-    async def last_part(self, body: bytes) -> None:
-        """Ends an answer that has begun."""
-        await self({"type": "http.response.body", "body": body})
-
-    async def json(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-        """Answers with this JSON."""
-        await self({"type": "http.response.start", "status": status, "headers": [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()), *headers]})
-        await self({"type": "http.response.body", "body": body})
-
-    async def no_content(self) -> None:
-        """Answers with headers alone."""
-        await self({"type": "http.response.start", "status": 204, "headers": []})
-        await self({"type": "http.response.body", "body": b""})
-
-
 class HttpExchange:
     """One request and the state of its answer."""
 
     __slots__ = ("answer", "began", "call", "given_id", "headers", "request_id", "route", "scope",
                  "stayed", "tenant")
 
-    def __init__(self, engine: ServedEngine, scope: Scope, send: Send) -> None:
+    def __init__(self, gateway: GatewayState, scope: Scope, send: Send) -> None:
         self.scope = scope
         scope["path"] = canonical(scope["path"])
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.route = find(scope["path"])
         self.answer = AnswerSender(send, scope.get(RECORD), scope["method"] != "HEAD")
-        self.call = EngineCall(engine)
+        self.call = EngineCall(gateway)
         """A call of the gateway itself until the caller is admitted."""
         self.given_id = _request_id(self.headers.get(b"x-request-id", b""))
         self.tenant = ""
@@ -135,8 +77,9 @@ class HttpExchange:
 
     async def refuse(self, error: HttpError) -> None:
         """Answers with the error, unless an answer has begun."""
-        if not self.answer.status:
-            style, continued = self.route.errors, self.answer.continued
+        if not self.answer.status or self.answer.only_comments:
+            style = self.route.errors
+            continued = self.answer.continued or self.answer.only_comments
             body = error.body_in(style, None if continued else self.request_id)
             if continued:
                 self.answer.status = 200
@@ -154,21 +97,21 @@ class HttpExchange:
 class Guard:
     """The outermost application."""
 
-    def __init__(self, app: ASGIApp, engine: ServedEngine,
+    def __init__(self, app: ASGIApp, gateway: GatewayState,
                  hosts: AllowedHosts | None = None) -> None:
         """hosts: None = whoever calls has not come over a network. Raises `BadConfig`, naming the
         field."""
-        self._app, self._engine, self._hosts = app, engine, hosts
-        self._keys = Keys(engine.settings)
-        self._cors = Cors(engine.settings.cors_origins)
+        self._app, self._gateway, self._hosts = app, gateway, hosts
+        self._keys = Keys(gateway.settings)
+        self._cors = Cors(gateway.settings.cors_origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        engine, exchange = self._engine, HttpExchange(self._engine, scope, send)
+        gateway, exchange = self._gateway, HttpExchange(self._gateway, scope, send)
         exchange.answer.headers += [_NOSNIFF, *self._cors.headers(exchange.headers)]
-        engine.requests += 1
-        engine.open += 1
+        gateway.requests += 1
+        gateway.open += 1
         try:
             self._check_head(scope)
             if self._cors.is_preflight(scope["method"], exchange.headers):
@@ -181,12 +124,13 @@ class Guard:
         except BaseException as error:
             await exchange.refuse(_refusal(exchange, error))
         finally:
-            engine.calls.discard(exchange.call)
-            engine.open -= 1
+            gateway.calls.discard(exchange.call)
+            exchange.call.release()
+            gateway.open -= 1
             record = exchange.record()
-            engine.access.answered(record)
-            if engine.traces is not None and (trace := exchange.call.trace) is not None:
-                engine.traces.end(trace, record, exchange.call.created, exchange.call.taken_over)
+            gateway.access.answered(record)
+            if gateway.traces is not None and (trace := exchange.call.trace) is not None:
+                gateway.traces.end(trace, record, exchange.call.created, exchange.call.taken_over)
 
     def _admit(self, exchange: HttpExchange) -> None:
         """Checks the caller and gives the exchange its call. Raises `HttpError`."""
@@ -198,27 +142,42 @@ class Guard:
         exchange.tenant = self._keys.check(path, key)
         if exchange.route.changes(method) and not self._keys.guard(path):
             self._cors.check(scope, headers)
-        call = exchange.call = EngineCall(self._engine, headers, exchange.tenant, path,
+        call = exchange.call = EngineCall(self._gateway, headers, exchange.tenant, path,
                                           self._keys.is_admin(key), scope.get(RECORD))
-        if self._engine.traces is not None and exchange.route.generates:
-            call.trace = self._engine.traces.begin(headers, call.token)
+        if self._gateway.traces is not None and exchange.route.generates:
+            call.trace = self._gateway.traces.begin(headers, call.token)
         exchange.identify(exchange.given_id or call.resume_id)
         if not call.resumable:  # else the next connection may bring another id
             call.answer_id = exchange.request_id
 
     async def _serve(self, exchange: HttpExchange, receive: Receive) -> None:
         """Sends the route's answer. Raises what the route raises, and `HttpError`."""
-        engine, route, call = self._engine, exchange.route, exchange.call
-        engine.calls.add(call)
+        gateway, route, call = self._gateway, exchange.route, exchange.call
+        gateway.calls.add(call)
         exchange.scope["app"] = call  # also has the router raise what it refuses
-        if engine.draining and route.access is not Access.OPEN:
+        if gateway.draining and route.access is not Access.OPEN:
             raise HttpError(503, "the engine is stopping", None, SERVER, "unavailable")
-        if route.generates and call.position is None:
-            await engine.gate.enter()
+        app, waits_for_recovery = self._app, route.generates and call.position is None
+        if gateway.models is not None:
+            app = self._with_queried_engine
+            if route.errors is not ErrorStyle.OLLAMA:  # lines of JSON have no comments
+                call.chosen.comment = exchange.answer.comment
+            call.chosen.waits_for_recovery = waits_for_recovery
+        elif waits_for_recovery:
+            await gateway.engine.gate.enter()
         exchange.stayed = await until_disconnected(
-            in_journal(self._app, call), exchange.scope, receive, exchange.answer)
+            in_journal(app, call), exchange.scope, receive, exchange.answer)
         if exchange.stayed:
             call.finished()
+
+    async def _with_queried_engine(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Runs the application once the model that the query names has its engine, if it names
+        one: how callers of a server of several models say which of them a question is about."""
+        call: EngineCall = scope["app"]
+        if b"model=" in scope["query_string"] and find(scope["path"]).name not in OF_THE_SERVER:
+            query = QueryParams(scope["query_string"])
+            await call.chosen.choose(query.get("model", ""))
+        await self._app(scope, receive, send)
 
     def _check_head(self, scope: Scope) -> None:
         """Raises `HttpError` for other hosts, ambiguous framing and oversized headers."""
@@ -291,7 +250,7 @@ class JournaledSteps:
     __slots__ = ("_call", "_coroutine", "_journal")
 
     def __init__(self, coroutine: Coroutine[Any, Any, None], call: EngineCall) -> None:
-        self._coroutine, self._call, self._journal = coroutine, call, call.engine.journal
+        self._coroutine, self._call, self._journal = coroutine, call, call.gateway.journal
 
     def __await__(self) -> JournaledSteps:
         return self

@@ -18,7 +18,6 @@ from actorium.actors.gateway.engine_call import BLANK_LINE, EngineCall
 from actorium.actors.gateway.http.http_errors import HttpError, http_error
 
 DONE = b"data: [DONE]\n\n"
-_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 encode_json = msgspec.json.Encoder().encode
 
 
@@ -28,6 +27,12 @@ class StreamForm(NamedTuple):
     media_type: bytes
     event_end: bytes
     """What ends each of its events."""
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Returns the headers that all such streams have."""
+        return [(b"content-type", self.media_type), (b"cache-control", b"no-cache"),
+                (b"x-accel-buffering", b"no")]
 
 
 SSE = StreamForm(b"text/event-stream; charset=utf-8", BLANK_LINE)
@@ -62,6 +67,11 @@ def _within_line(found: re.Match[bytes]) -> bytes:
     return b" " if found[0] in b"\r\n" else b"\\u%04x" % ord(found[0].decode())
 
 
+def comment(text: str) -> bytes:
+    """Returns a comment for a stream of events: readers skip it."""
+    return b": %b\n\n" % " ".join(text.split()).encode()
+
+
 class EventStream:
     """A response that sends what `events` yields (whole events, several at once or none) as it
     comes, and then `last`. Where the stream can be resumed, each event gets an id.
@@ -76,13 +86,13 @@ class EventStream:
                  refusal: Callable[[HttpError], Awaitable[bytes]] | None = None,
                  headers: Mapping[str, str] | None = None, form: StreamForm = SSE) -> None:
         self._events, self._last, self._refusal = events, last, refusal
-        self._headers = [(b"content-type", form.media_type), *_HEADERS,
-                         *((name.encode(), value.encode())
-                           for name, value in (headers or {}).items())]
+        self._headers = [*form.headers, *((name.encode(), value.encode())
+                                          for name, value in (headers or {}).items())]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call: EngineCall = scope["app"]
-        events, begun, last = self._events, call.continued, self._last
+        events, last = self._events, self._last
+        begun = call.continued or call.chosen.head_sent
         start = {"type": "http.response.start", "status": 200, "headers": self._headers}
         if begun:
             await send(start)

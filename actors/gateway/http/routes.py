@@ -79,6 +79,8 @@ ROUTES: tuple[Route, ...] = (
           errors=ErrorStyle.ANTHROPIC),
     Route("models", GET, ("/v1/models", "/models")),
     Route("model", GET, ("/v1/models/{name:path}", "/models/{name:path}")),
+    Route("load_model", POST, ("/models/load",), Access.ADMIN),
+    Route("unload_model", POST, ("/models/unload",), Access.ADMIN),
     Route("score", POST, ("/v1/score", "/score"), generates=True),
     Route("rerank", POST, ("/v1/rerank", "/rerank", "/v2/rerank"), generates=True),
     Route("tokenize", POST, ("/tokenize", "/v1/tokenize")),
@@ -95,7 +97,7 @@ ROUTES: tuple[Route, ...] = (
     Route("ollama_ps", GET, ("/api/ps",), errors=ErrorStyle.OLLAMA),
     Route("ollama_show", POST, ("/api/show",), errors=ErrorStyle.OLLAMA),
     Route("ollama_version", GET, ("/api/version",), Access.OPEN, errors=ErrorStyle.OLLAMA),
-    Route("ollama_pull", POST, ("/api/pull",), errors=ErrorStyle.OLLAMA),
+    Route("ollama_pull", POST, ("/api/pull",), Access.ADMIN, errors=ErrorStyle.OLLAMA),
     Route("ollama_embed", POST, ("/api/embed", "/api/embeddings"), errors=ErrorStyle.OLLAMA),
     Route("ollama_delete", DELETE, ("/api/delete",), errors=ErrorStyle.OLLAMA),
     Route("ollama_make", POST, ("/api/create", "/api/copy", "/api/push"),
@@ -112,6 +114,12 @@ ROUTES: tuple[Route, ...] = (
     _probe("/load", Access.KEY),
     _probe("/health_generate", Access.KEY, BOTH),
 )
+OF_THE_SERVER = frozenset({"page", "status", "docs", "dashboard", "models", "model", "load_model",
+                           "unload_model", "version", "health", "openapi", "probe", "ollama_tags",
+                           "ollama_ps", "ollama_show", "ollama_version", "ollama_pull",
+                           "ollama_embed", "ollama_delete", "ollama_make"})
+"""Names of routes about the server and not about one of its models: where it has several, `?model=`
+chooses the engine of all others."""
 PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 """Of a path: its name, and whether it may hold slashes."""
 _NO_KEY = Route("", GET, ("/favicon.ico",), Access.OPEN)
@@ -138,9 +146,13 @@ def canonical(path: str) -> str:
     """Returns the path of a route for one that differs from it in doubled slashes or in one at the
     end, as base URLs are put together (`/v1/` and `/chat/completions`); any other as it is. No
     redirect says so: clients that follow one drop the body or the key."""
-    if _known(path) is not None:
+    if path in _EXACT:
         return path
     found = _SLASHES.sub("/", path)
+    if (exact := found.removesuffix("/")) in _EXACT:
+        return exact  # also where this is the name of a model
+    if _known(path) is not None:
+        return path
     found = found if _known(found) is not None else found.removesuffix("/")
     return path if _known(found) is None else found
 

@@ -13,13 +13,16 @@ from collections.abc import AsyncGenerator
 from time import monotonic, time
 from typing import NamedTuple
 
+import msgspec
 from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 
 from actorium.actors.config.retention import DASHBOARD_SAMPLES
 from actorium.actors.errors import ActoriumError
+from actorium.actors.gateway.api.model_routes import card
+from actorium.actors.gateway.gateway_state import GatewayState
+from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.http.replies import EventStream, sse_event
-from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.health import (
     CounterReading,
     Growth,
@@ -61,6 +64,20 @@ class ActorLine(Struct, frozen=True):
     detail: str = ""
 
 
+class ModelLine(Struct, frozen=True):
+    """One model of a server of several."""
+
+    name: str
+    state: str
+    """As `/v1/models` has it."""
+    in_use: int
+    """Requests that its engine serves."""
+    memory: int
+    """Bytes that its engine is planned to take; 0 = not known yet."""
+    says: str
+    """How far it is, or why it failed."""
+
+
 class DashboardSample(Struct, frozen=True):
     """A moment. None = not known: nothing was done that could have been measured."""
 
@@ -87,6 +104,8 @@ class DashboardSample(Struct, frozen=True):
     acceptance: float | None = None
     """Drafts accepted, of those verified; 0 to 1."""
     actors: list[ActorLine] = []
+    models: list[ModelLine] = []
+    """Of a server of several."""
 
 
 class Rates(NamedTuple):
@@ -156,8 +175,8 @@ def _why(status: Status, draining: bool) -> str:
 class Dashboard:
     """One gateway's dashboard."""
 
-    def __init__(self, engine: ServedEngine, period: float = PERIOD) -> None:
-        self._engine, self._period = engine, period
+    def __init__(self, gateway: GatewayState, period: float = PERIOD) -> None:
+        self._gateway, self._period = gateway, period
         self._samples: deque[tuple[int, bytes]] = deque(maxlen=DASHBOARD_SAMPLES)
         self._count = 0
         self._news = asyncio.Event()
@@ -175,7 +194,7 @@ class Dashboard:
             self._sampling = asyncio.ensure_future(self._sample())
         sent = 0
         try:
-            while not self._engine.draining:
+            while not self._gateway.draining:
                 if sent == self._count:
                     await self._news.wait()
                 new = [encoded for number, encoded in self._samples if number > sent]
@@ -197,13 +216,24 @@ class Dashboard:
 
     async def _ask(self, sampler: DashboardSampler) -> DashboardSample:
         try:
-            status = await self._engine.client.status(PATIENCE)
+            status = await self._gateway.engine.client.status(PATIENCE)
         except ActoriumError as error:
             return DashboardSample(time(), False, error.message)
         except Exception as error:  # clients wait for the next sample
             LOG.exception("the dashboard asked in vain")
             return DashboardSample(time(), False, f"{type(error).__name__}: {error}")
-        return sampler.sample(status, self._engine.draining, time(), monotonic())
+        sample = sampler.sample(status, self._gateway.draining, time(), monotonic())
+        return msgspec.structs.replace(sample, models=await self._models())
+
+    async def _models(self) -> list[ModelLine]:
+        if self._gateway.models is None:
+            return []
+        try:
+            listed = await self._gateway.models.models()
+        except HttpError:  # the manager is being started again
+            return []
+        return [ModelLine(one.id, one.status.value, one.status.in_use, one.status.memory,
+                          one.status.message) for one in map(card, listed.models)]
 
     def _publish(self, sample: DashboardSample) -> None:
         self._count += 1

@@ -22,6 +22,7 @@ from actorium.actors.gateway.api.inference import (
     InferenceBody,
     InvocationBody,
 )
+from actorium.actors.gateway.api.model_routes import ModelBody
 from actorium.actors.gateway.api.ollama import OllamaLine
 from actorium.actors.gateway.api.ollama_body import (
     OllamaChatBody,
@@ -111,6 +112,8 @@ OPERATIONS: dict[str, Operation] = {
     "count_tokens": Operation("Tokens of a conversation", CountTokensBody),
     "models": Operation("The models that are served"),
     "model": Operation("One of them"),
+    "load_model": Operation("Begin to load a model of a server of several", ModelBody),
+    "unload_model": Operation("End a model's engine as soon as nobody uses it", ModelBody),
     "score": Operation("How well texts fit a query", ScoreBody),
     "rerank": Operation("Documents in the order in which they fit a query", RerankBody),
     "tokenize": Operation("Token ids of texts or of a conversation", TokenizeBody),

@@ -19,7 +19,7 @@ from actorium.actors.client.requests import Request, StreamDelta
 from actorium.actors.config.tree import Config, GatewayConfig, ModelConfig
 from actorium.actors.errors import EngineUnavailable
 from actorium.actors.gateway.app import build_app
-from actorium.actors.gateway.served_engine import ServedEngine as Gateway
+from actorium.actors.gateway.gateway_state import GatewayState
 from actorium.actors.messages import ActorStatus, Status
 
 EVIL = ('<img src=x onerror="window.pwned=1"><script>window.pwned=2</script>\n\n# <b>head</b>\n\n'
@@ -96,9 +96,9 @@ def staged(texts: list[str], names: tuple[str, ...] = (), media: bool = False,
     """A gateway over a script, in a thread. names: of the model; media: it takes pictures."""
     script = Staged(texts)
     script.media = {} if not media else {"image": True}
-    gateway = Gateway(Config(gateway=GatewayConfig(**settings),
+    gateway = GatewayState(Config(gateway=GatewayConfig(**settings),
                              model=ModelConfig(served_model_name=names)), Path("none"))
-    gateway.client = script  # type: ignore[assignment]
+    gateway.engine.client = script  # type: ignore[assignment]
     server = uvicorn.Server(uvicorn.Config(build_app(gateway), lifespan="off", ws="none",
                                            log_config=None, timeout_graceful_shutdown=1))
     with pytest.MonkeyPatch.context() as patch, socket.socket() as sock:

@@ -20,7 +20,7 @@ from actorium.actors.client.requests import Request, StreamDelta
 from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.gateway import engine_call
 from actorium.actors.gateway.app import build_app
-from actorium.actors.gateway.served_engine import ServedEngine
+from actorium.actors.gateway.gateway_state import GatewayState
 from actorium.actors.messages import Status, TokenLogprob, Usage
 from actorium.actors.runtime.http.connection_records import (
     ConnectionRecord,
@@ -164,13 +164,13 @@ class RecordedEngine:
 @pytest.fixture
 def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[ASGIApp]:
     """A gateway for which an hour passes between two requests."""
-    engine = ServedEngine(Config(gateway=GatewayConfig()), Path("none"))
-    engine.client = RecordedEngine()  # type: ignore[assignment]
+    gateway = GatewayState(Config(gateway=GatewayConfig()), Path("none"))
+    gateway.engine.client = RecordedEngine()  # type: ignore[assignment]
     hours = itertools.count(2_000_000_000, 3600)
-    monkeypatch.setattr(engine.token_texts, "ready", _nothing)
+    monkeypatch.setattr(gateway.engine.token_texts, "ready", _nothing)
     monkeypatch.setattr(engine_call, "AsyncDeltaStream", RecordedStream)
     monkeypatch.setattr(engine_call, "time", lambda: next(hours), raising=False)
-    yield build_app(engine)
+    yield build_app(gateway)
 
 
 async def _nothing() -> None:

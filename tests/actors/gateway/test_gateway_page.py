@@ -20,9 +20,9 @@ from actorium.actors.config.retention import DASHBOARD_SAMPLES
 from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.errors import EngineUnavailable
 from actorium.actors.gateway.app import build_app
+from actorium.actors.gateway.gateway_state import GatewayState
 from actorium.actors.gateway.page import documents
 from actorium.actors.gateway.page.dashboard import Dashboard, DashboardSampler
-from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.messages import ActorStatus, Status
 
 GAUGES = {"running": 3.0, "waiting": 2.0, "free_pages": 90.0, "used_pages": 10.0, "held_pages": 6.0,
@@ -53,15 +53,15 @@ class Watched(Scripted):
         return self.answer
 
 
-def over(client: Any, **settings: Any) -> ServedEngine:
-    engine = ServedEngine(Config(gateway=GatewayConfig(**settings)), Path("none"))
-    engine.client = client
-    return engine
+def over(client: Any, **settings: Any) -> GatewayState:
+    gateway = GatewayState(Config(gateway=GatewayConfig(**settings)), Path("none"))
+    gateway.engine.client = client
+    return gateway
 
 
 @asynccontextmanager
-async def asking(engine: ServedEngine) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app=build_app(engine))
+async def asking(gateway: GatewayState) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app=build_app(gateway))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         yield client
 
@@ -244,10 +244,10 @@ def test_an_engine_that_does_not_answer_is_a_sample_too() -> None:
 
 def test_watching_does_not_delay_a_stop() -> None:
     async def look() -> None:
-        engine = over(Watched(status()))
-        events = Dashboard(engine, period=0.001).events()
+        gateway = over(Watched(status()))
+        events = Dashboard(gateway, period=0.001).events()
         await anext(events)
-        engine.draining = True
+        gateway.draining = True
         async with asyncio.timeout(5):
             assert len([one async for one in events]) <= 1
 

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from actorium.actors.config.tree import Config
 from actorium.actors.gateway.answer_events import ChoiceReader
 from actorium.actors.gateway.app import build_app
+from actorium.actors.gateway.gateway_state import GatewayState
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.runtime.inflight_journal import SIZE, InflightJournal
@@ -40,10 +41,10 @@ class Lives:
         self.start()
 
     def start(self) -> None:
-        self.engine = ServedEngine(Config(), Path("none"),
+        self.gateway = GatewayState(Config(), Path("none"),
                                    InflightJournal(self.buffer, actor="gateway"))
-        self.engine.client = Scripted(["hello there"])  # type: ignore[assignment]
-        self.app: ASGIApp = build_app(self.engine)
+        self.gateway.engine.client = Scripted(["hello there"])  # type: ignore[assignment]
+        self.app: ASGIApp = build_app(self.gateway)
 
     def post(self, text: str, path: str = CHAT, **more: Any) -> httpx.Response:
         body = {"messages": [{"role": "user", "content": text}]} | more
@@ -60,14 +61,14 @@ class Lives:
     def die(self, text: str, **more: Any) -> None:
         """It dies in the middle of this body."""
         seen: list[bytes] = []
-        usual = self.engine.journal.clear
+        usual = self.gateway.journal.clear
 
         def never(place: int = 0) -> None:
             seen.append(bytes(self.buffer))
 
-        self.engine.journal.clear = never  # type: ignore[method-assign]
+        self.gateway.journal.clear = never  # type: ignore[method-assign]
         self.post(text, **more)
-        self.engine.journal.clear = usual  # type: ignore[method-assign]
+        self.gateway.journal.clear = usual  # type: ignore[method-assign]
         at_death = next(state for state in seen if state != bytes(SIZE))
         self.buffer[:] = at_death
         self.start()
@@ -116,7 +117,7 @@ def test_an_exception_ends_its_request(monkeypatch: pytest.MonkeyPatch, failure:
     assert told["code"] == "quarantined" and type(failure).__name__ in told["message"]
     assert "gateway" in told["message"] and "xyzzy" not in answer.text + caplog.text
     assert lives.post("hello").json()["choices"][0]["message"]["content"] == "hello there"
-    assert lives.engine.open == 0 and lives.engine.journal.failures == 1
+    assert lives.gateway.open == 0 and lives.gateway.journal.failures == 1
 
 
 @pytest.mark.parametrize("failure", [MemoryError(), OSError(24, "Too many open files")],
@@ -129,14 +130,14 @@ def test_what_the_machine_lacks_is_blamed_on_no_request(
         plant(planted, where, failure)
         answer = lives.post("poison")
     assert answer.status_code == 503 and error(answer)["code"] == "unavailable"
-    assert lives.engine.journal.failures == 0 and lives.engine.journal.quiet
+    assert lives.gateway.journal.failures == 0 and lives.gateway.journal.quiet
     assert lives.post("poison").status_code == 200
 
 
 def test_a_body_that_kills_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     lives = Lives(monkeypatch)
     lives.die("poison")
-    assert not lives.engine.journal.quiet
+    assert not lives.gateway.journal.quiet
     lives.die("poison")
     for _ in range(2):
         answer = lives.post("poison")
@@ -149,7 +150,7 @@ def test_a_body_that_kills_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_answered_request_is_acquitted(monkeypatch: pytest.MonkeyPatch) -> None:
     lives = Lives(monkeypatch)
     lives.die("hello")
-    assert lives.post("hello").status_code == 200 and lives.engine.journal.quiet
+    assert lives.post("hello").status_code == 200 and lives.gateway.journal.quiet
 
 
 def test_nothing_stands_in_the_journal_while_a_request_waits(
@@ -159,13 +160,13 @@ def test_nothing_stands_in_the_journal_while_a_request_waits(
 
     async def facts() -> Any:
         await asyncio.sleep(0)
-        seen.append(lives.engine.journal.overdue(1e12) is not None)
+        seen.append(lives.gateway.journal.overdue(1e12) is not None)
         asyncio.get_running_loop().call_soon(
-            lambda: seen.append(lives.engine.journal.overdue(1e12) is not None))
+            lambda: seen.append(lives.gateway.journal.overdue(1e12) is not None))
         await asyncio.sleep(0.001)
         return await usual(None)
 
-    usual = lives.engine.check_model
+    usual = lives.gateway.engine.check_model
     monkeypatch.setattr(ServedEngine, "check_model", lambda self, name: facts())
     assert lives.post("hello").status_code == 200
     assert seen[:2] == [True, False]

@@ -16,6 +16,7 @@ from helpers_served import Event
 from actorium.actors.client.requests import StreamDelta
 from actorium.actors.config.tree import Config
 from actorium.actors.gateway.app import build_app
+from actorium.actors.gateway.gateway_state import GatewayState
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.resume.delta_streams import MergedStream, RelayedStream
 from actorium.actors.gateway.resume.event_ids import (
@@ -25,7 +26,6 @@ from actorium.actors.gateway.resume.event_ids import (
     decode_position,
     parse_event_id,
 )
-from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.messages import TokenLogprob, Usage
 from actorium.actors.runtime.http.connection_records import ConnectionRecords
 from actorium.actors.runtime.http.http_connection import RECORD
@@ -220,8 +220,8 @@ def test_invalid_event_ids_are_refused(text: str) -> None:
 def test_a_stream_that_cannot_be_continued_ends_with_its_error(
         path: str, last: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its head has been sent by the gateway before."""
-    engine = ServedEngine(Config(), Path("none"))
-    engine.client, engine.draining = Scripted(["hello"]), True  # type: ignore[assignment]
+    gateway = GatewayState(Config(), Path("none"))
+    gateway.engine.client, gateway.draining = Scripted(["hello"]), True  # type: ignore[assignment]
     record = ConnectionRecords.create(1).open()
     assert record is not None
     stream = ResumableStream(Script([], random.Random(1)), "r.d", None, None, shows_ids=False)
@@ -237,7 +237,7 @@ def test_a_stream_that_cannot_be_continued_ends_with_its_error(
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(build_app(engine)(scope, receive, send))
+    asyncio.run(build_app(gateway)(scope, receive, send))
     [body] = sent
     assert b"the engine is stopping" in body["body"] and last in body["body"]
     assert record.ends and not body.get("more_body")

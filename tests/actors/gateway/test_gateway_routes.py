@@ -12,10 +12,10 @@ from helpers_gateway import Scripted
 
 from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.gateway.app import build_app
+from actorium.actors.gateway.gateway_state import GatewayState
 from actorium.actors.gateway.http.api_keys import Keys
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.http.routes import ROUTES, Access, ErrorStyle, canonical, find
-from actorium.actors.gateway.served_engine import ServedEngine
 
 TURN = [{"role": "user", "content": "Hi"}]
 
@@ -28,11 +28,11 @@ def filled(path: str) -> str:
 def ask(method: str, path: str, body: Any = None, headers: dict[str, str] | None = None,
         content: bytes | None = None, **settings: Any) -> httpx.Response:
     """One request to a gateway whose engine says "ok"."""
-    engine = ServedEngine(Config(gateway=GatewayConfig(**settings)), Path("none"))
-    engine.client = Scripted(["ok"])  # type: ignore[assignment]
+    gateway = GatewayState(Config(gateway=GatewayConfig(**settings)), Path("none"))
+    gateway.engine.client = Scripted(["ok"])  # type: ignore[assignment]
 
     async def run() -> httpx.Response:
-        transport = httpx.ASGITransport(app=build_app(engine))
+        transport = httpx.ASGITransport(app=build_app(gateway))
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             return await client.request(method, path, headers=headers,
                                         **({"json": body} if content is None

@@ -10,14 +10,14 @@ import pytest
 
 from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.gateway.app import build_app, handlers_of
+from actorium.actors.gateway.gateway_state import GatewayState
 from actorium.actors.gateway.http.api_keys import Keys
 from actorium.actors.gateway.http.routes import ROUTES, Access
 from actorium.actors.gateway.page.openapi import OPERATIONS, PAGES, document
-from actorium.actors.gateway.served_engine import ServedEngine
 
 
 def test_every_route_is_in_the_document_with_its_method() -> None:
-    app: Any = build_app(ServedEngine(Config(), Path("none")))
+    app: Any = build_app(GatewayState(Config(), Path("none")))
     served = {(route.path.replace(":path", ""), method) for route in app._app.routes
               for method in route.methods}
     served -= {(path, "GET") for route in ROUTES if route.name in PAGES for path in route.paths}
@@ -30,7 +30,7 @@ def test_every_route_is_in_the_document_with_its_method() -> None:
 
 def test_every_name_of_a_route_has_a_handler_and_an_operation() -> None:
     names = {route.name for route in ROUTES}
-    assert names == set(handlers_of(ServedEngine(Config(), Path("none"))))
+    assert names == set(handlers_of(GatewayState(Config(), Path("none"))))
     assert names - PAGES == set(OPERATIONS)
 
 

@@ -16,7 +16,7 @@ from helpers_gateway import Scripted, ScriptedStream, Served
 from actorium.actors.client.requests import Request
 from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.gateway.app import build_app
-from actorium.actors.gateway.served_engine import ServedEngine
+from actorium.actors.gateway.gateway_state import GatewayState
 
 KEYS = "a sk-a\nb sk-b\n"
 
@@ -41,14 +41,14 @@ class Slow(Scripted):
             self.ended += 1
 
 
-def gateway(script: Scripted, **settings: Any) -> ServedEngine:
-    engine = ServedEngine(Config(gateway=GatewayConfig(**settings)), Path("none"))
-    engine.client = script  # type: ignore[assignment]
-    return engine
+def gateway(script: Scripted, **settings: Any) -> GatewayState:
+    state = GatewayState(Config(gateway=GatewayConfig(**settings)), Path("none"))
+    state.engine.client = script  # type: ignore[assignment]
+    return state
 
 
-def client_of(engine: ServedEngine, key: str = "-") -> openai.AsyncOpenAI:
-    transport = httpx.ASGITransport(app=build_app(engine))
+def client_of(state: GatewayState, key: str = "-") -> openai.AsyncOpenAI:
+    transport = httpx.ASGITransport(app=build_app(state))
     return openai.AsyncOpenAI(base_url="http://gateway/v1", api_key=key, max_retries=0,
                               http_client=httpx.AsyncClient(transport=transport))
 
@@ -147,10 +147,10 @@ def test_input_items_are_listed() -> None:
 
 def test_another_tenants_response_is_not_found(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(KEYS)
-    engine = gateway(Scripted(["ok"]), api_keys_file=str(tmp_path / "keys"))
+    state = gateway(Scripted(["ok"]), api_keys_file=str(tmp_path / "keys"))
 
     async def work() -> None:
-        mine, other = client_of(engine, "sk-a"), client_of(engine, "sk-b")
+        mine, other = client_of(state, "sk-a"), client_of(state, "sk-b")
         made = await mine.responses.create(model="demo", input="Hi")
         assert (await mine.responses.retrieve(made.id)).id == made.id
         calls = (other.responses.retrieve(made.id), other.responses.delete(made.id),
@@ -199,16 +199,16 @@ async def until(client: openai.AsyncOpenAI, name: str, *wanted: str) -> Any:
 def test_a_response_in_the_background() -> None:
     async def work() -> None:
         script = Slow(["It rains."])
-        engine = gateway(script)
-        client = client_of(engine)
+        state = gateway(script)
+        client = client_of(state)
         made = await client.responses.create(model="demo", input="Hi", background=True)
-        assert made.status == "queued" and made.background is True and len(engine.jobs) == 1
+        assert made.status == "queued" and made.background is True and len(state.jobs) == 1
         await until(client, made.id, "in_progress")
         with pytest.raises(openai.BadRequestError, match="in_progress"):
             await client.responses.create(model="demo", input="?", previous_response_id=made.id)
         script.go.set()
         done = await until(client, made.id, "completed")
-        assert done.output_text == "It rains." and len(engine.jobs) == 0
+        assert done.output_text == "It rains." and len(state.jobs) == 0
         assert (await client.responses.cancel(made.id)).status == "completed"
 
     asyncio.run(work())
@@ -217,8 +217,8 @@ def test_a_response_in_the_background() -> None:
 def test_a_fault_in_the_background_ends_that_response_alone(monkeypatch: pytest.MonkeyPatch
                                                              ) -> None:
     async def work() -> None:
-        engine = gateway(Scripted(["It rains."]))
-        client = client_of(engine)
+        state = gateway(Scripted(["It rains."]))
+        client = client_of(state)
 
         def broken(*_: object) -> None:
             raise ZeroDivisionError("a prompt's words")
@@ -240,8 +240,8 @@ def test_a_cancelled_background_response_ends(how: str, file: bool, tmp_path: Pa
     async def work() -> None:
         settings: dict[str, Any] = {"responses_store": str(tmp_path / "r.db")} if file else {}
         script = Slow(["x"])
-        engine = gateway(script, **settings)
-        client = client_of(engine)
+        state = gateway(script, **settings)
+        client = client_of(state)
         other = client_of(gateway(Scripted(["y"]), **settings)) if file else client
         made = await client.responses.create(model="demo", input="Hi", background=True)
         await until(other, made.id, "in_progress")
@@ -250,7 +250,7 @@ def test_a_cancelled_background_response_ends(how: str, file: bool, tmp_path: Pa
         else:
             await other.responses.delete(made.id)
         late = monotonic() + 10
-        while len(engine.jobs) or not script.ended:
+        while len(state.jobs) or not script.ended:
             assert monotonic() < late
             await asyncio.sleep(0.01)
         if how == "cancel":
@@ -264,10 +264,10 @@ def test_a_cancelled_background_response_ends(how: str, file: bool, tmp_path: Pa
 
 def test_a_response_whose_gateway_died_has_failed(tmp_path: Path) -> None:
     async def work() -> None:
-        engine = gateway(Slow(["x"]), responses_store=str(tmp_path / "r.db"))
-        assert engine.responses is not None
-        client = client_of(engine)
-        engine.responses.owner = "1:0"  # no process that lives
+        state = gateway(Slow(["x"]), responses_store=str(tmp_path / "r.db"))
+        assert state.responses is not None
+        client = client_of(state)
+        state.responses.owner = "1:0"  # no process that lives
         made = await client.responses.create(model="demo", input="Hi", background=True)
         found = await client.responses.retrieve(made.id)
         assert found.status == "failed" and found.error is not None
@@ -277,15 +277,15 @@ def test_a_response_whose_gateway_died_has_failed(tmp_path: Path) -> None:
 
 def test_the_background_is_aborted_by_its_id_as_others_are() -> None:
     async def work() -> None:
-        engine = gateway(Slow(["x"]))
-        client = client_of(engine)
+        state = gateway(Slow(["x"]))
+        client = client_of(state)
         made = await client.responses.create(model="demo", input="Hi", background=True)
         await until(client, made.id, "in_progress")
-        assert await engine.abort(made.id, "") == [made.id.removeprefix("resp_")]
+        assert await state.abort(made.id, "") == [made.id.removeprefix("resp_")]
         await client.responses.delete(made.id)
-        while len(engine.jobs):
+        while len(state.jobs):
             await asyncio.sleep(0.01)
-        assert not engine.calls
+        assert not state.calls
 
     asyncio.run(work())
 

@@ -20,14 +20,18 @@ from actorium.actors.cluster.ray.ray_actor import RayCore
 from actorium.actors.cluster.scaling.autoscale import REASONS
 from actorium.actors.config.cluster_settings import NODES_ROLE, RAY_ROLE, ClusterConfig
 from actorium.actors.config.tree import Config, ModelConfig, RuntimeConfig
+from actorium.actors.model_manager.manager_core import ManagerCore
+from actorium.actors.model_manager.model_record import EngineLimits
 from actorium.actors.models.model_dir import served_name
 from actorium.actors.runtime import beat_gauges
 from actorium.actors.runtime.beat_gauges import EAGER_REASONS, Histogram
 from actorium.actors.runtime.process import ProcessUsage, process_usage
+from actorium.actors.runtime.roles import MANAGER_ROLE
 from actorium.actors.watchdog.metric_tables import (
     ACTORIUM,
     AUTOSCALED,
     HISTOGRAMS,
+    MODELS,
     NODES,
     RAY,
     ROUTER,
@@ -369,6 +373,17 @@ def test_placement_groups_are_reported_where_ray_places_nodes() -> None:
     assert {row.gauge or row.name for row in RAY} == set(core.health().gauges)
 
 
+def test_models_are_reported_where_there_are_several() -> None:
+    core = ManagerCore(EngineLimits(), 60.0, 10)
+    manager = starting(MANAGER_ROLE, 9, 1, 100.0)
+    manager.gauges = core.health().gauges | {"engines": 3.0, "starts": 7.0}
+    found = facts(actors={MANAGER_ROLE: manager})
+    assert value(found, "actorium:model_engines") == 3
+    assert value(found, "actorium:model_starts_total") == 7
+    assert {row.gauge or row.name for row in MODELS} == set(core.health().gauges)
+    assert not [f.name for f in families(facts()) if f.name.startswith("actorium:model")]
+
+
 def test_every_gauge_of_the_router_has_a_metric() -> None:
     told = {row.gauge or row.name for row in ROUTER}
     told |= {f"routed_{by}" for by in ("by_prefix", "by_load", "blind")}
@@ -408,7 +423,7 @@ def test_every_row_is_of_a_gauge_that_is_reported() -> None:
 def test_the_dashboard_names_only_metrics_that_are_exported() -> None:
     dashboard = json.loads(DASHBOARD.read_text())
     gauges = {"spec_decode_num_accepted_tokens_pos_0": 1.0, "rejected_queue_full": 1.0}
-    nodes = {role: starting(role, 9, 1, 100.0) for role in (NODES_ROLE, RAY_ROLE)}
+    nodes = {role: starting(role, 9, 1, 100.0) for role in (NODES_ROLE, RAY_ROLE, MANAGER_ROLE)}
     exported = {name for name, _ in values(facts(actors=actors(**gauges) | nodes, config=CLUSTER))}
     asked = {name for expression in expressions(dashboard)
              for name in re.findall(r"(?:vllm|actorium):\w+", expression)}
@@ -430,7 +445,7 @@ def test_the_rule_in_the_documents_fires_when_a_sequence_is_lost() -> None:
 def test_the_dashboard_shows_every_metric() -> None:
     """Of ours, and what it says of vLLM's: a metric that nobody looks at is not worth its name."""
     text = DASHBOARD.read_text()
-    nodes = {role: starting(role, 9, 1, 100.0) for role in (NODES_ROLE, RAY_ROLE)}
+    nodes = {role: starting(role, 9, 1, 100.0) for role in (NODES_ROLE, RAY_ROLE, MANAGER_ROLE)}
     told = families(facts(actors=actors() | nodes, config=CLUSTER))
     missing = [f.name for f in told if f.name not in text]
     assert missing == ["vllm:cache_config_info"]

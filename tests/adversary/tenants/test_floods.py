@@ -26,7 +26,7 @@ from helpers_tenants import (
 
 from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.gateway.app import build_app
-from actorium.actors.gateway.served_engine import ServedEngine
+from actorium.actors.gateway.gateway_state import GatewayState
 from actorium.actors.runtime.inflight_journal import SIZE, InflightJournal
 
 PLACES = 4
@@ -95,9 +95,9 @@ def test_a_tenants_poison_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
     buffer = bytearray(SIZE)
 
     def start() -> Any:
-        engine = ServedEngine(settings, Path("none"), InflightJournal(buffer, actor="gateway"))
-        engine.client = Scripted(["hello there"])  # type: ignore[assignment]
-        return engine, build_app(engine)
+        gateway = GatewayState(settings, Path("none"), InflightJournal(buffer, actor="gateway"))
+        gateway.engine.client = Scripted(["hello there"])  # type: ignore[assignment]
+        return gateway, build_app(gateway)
 
     def post(app: Any, key: str, path: str = "/v1/completions") -> httpx.Response:
         async def run() -> httpx.Response:
@@ -109,13 +109,13 @@ def test_a_tenants_poison_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return asyncio.run(run())
 
     for _ in range(2):  # two deaths with this body in hand
-        engine, app = start()
+        gateway, app = start()
         seen: list[bytes] = []
 
         def never(place: int = 0, seen: list[bytes] = seen) -> None:
             seen.append(bytes(buffer))
 
-        engine.journal.clear = never
+        gateway.journal.clear = never
         post(app, ANN)
         buffer[:] = next(state for state in seen if state != bytes(SIZE))
     _, app = start()

@@ -29,8 +29,8 @@ from starlette.responses import Response
 from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.gateway import app as app_module
 from actorium.actors.gateway.app import build_app, handlers_of
+from actorium.actors.gateway.gateway_state import GatewayState
 from actorium.actors.gateway.http.routes import ROUTES, Access, find
-from actorium.actors.gateway.served_engine import ServedEngine
 
 # --- routes ---------------------------------------------------------------------------------------
 
@@ -73,13 +73,13 @@ class Doors:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, settings: GatewayConfig) -> None:
         self.reached: list[tuple[str, str]] = []
-        engine = ServedEngine(Config(gateway=settings), Path("none"))
-        engine.client = Scripted(["ok"])  # type: ignore[assignment]
-        names = handlers_of(engine)
+        gateway = GatewayState(Config(gateway=settings), Path("none"))
+        gateway.engine.client = Scripted(["ok"])  # type: ignore[assignment]
+        names = handlers_of(gateway)
         with monkeypatch.context() as patch:
             patch.setattr(app_module, "handlers_of",
                           lambda _: {name: self._handler(name) for name in names})
-            self._app = build_app(engine)
+            self._app = build_app(gateway)
 
     def _handler(self, name: str) -> Any:
         async def reached(http: Request) -> Response:

@@ -24,14 +24,23 @@ for (const side of ["left", "right"]) $(DRAWERS[side][0]).onclick = () => drawer
 $("scrim").onclick = closeDrawers;
 addEventListener("resize", () => { for (const side of ["left", "right"]) if (document.body.classList.contains(side) && getComputedStyle($(DRAWERS[side][1])).position !== "fixed") drawer(side, false); });
 
+let state = ""; // of the chosen model, where the server has several
+const isLoaded = one => !one.status || one.status.value === "loaded";
 /* Learns what is served. */
 async function meet() {
   try {
-    const [models, known] = await Promise.all([getJson("v1/models"), getJson("model_info")]);
-    info = known;
-    $("model").replaceChildren(...models.data.map(one => { const made = el("option", "", one.id); made.value = one.id; return made; }));
-    const before = setting("model");
-    if (models.data.some(one => one.id === before)) $("model").value = before;
+    const models = (await getJson("v1/models")).data, before = setting("model");
+    $("model").replaceChildren(...models.map(one => { const made = el("option", "", isLoaded(one) ? one.id : `${one.id} (${one.status.value})`); made.value = one.id; return made; }));
+    $("model").value = [before, (models.find(one => one.default) || models[0] || {}).id].find(id => models.some(one => one.id === id)) || "";
+    const chosen = models.find(one => one.id === $("model").value);
+    state = chosen && chosen.status ? chosen.status.value : "";
+    if (!chosen || !isLoaded(chosen)) { // to ask about it would load it
+      info = {};
+      $("about").textContent = chosen ? `${chosen.id} · ${state}` : "No model is served.";
+      $("attach").hidden = true;
+      return;
+    }
+    info = await getJson(chosen.status ? `model_info?model=${encodeURIComponent(chosen.id)}` : "model_info");
     $("about").textContent = `${info.model} · ${info.architecture} · ${info.dtype} · ${whole(info.max_model_len)} tokens of context`;
     $("attach").hidden = !info.has_image_understanding;
     for (const [name, value] of Object.entries(info.generation_defaults || {})) {
@@ -40,7 +49,7 @@ async function meet() {
     }
   } catch (error) { hint(error.message); }
 }
-$("model").addEventListener("change", () => setting("model", $("model").value));
+$("model").addEventListener("change", () => { setting("model", $("model").value); if (state) meet(); });
 $("key").addEventListener("change", () => { meet(); askAgain(); });
 /* Shows whether the engine is there; the page of its state says more. */
 function showState(kind, word, why) {
@@ -55,5 +64,6 @@ function showState(kind, word, why) {
 function onSample(one) {
   const speed = one.tokens_per_second ? ` · ${whole(one.tokens_per_second)} tokens/s` : "";
   showState(one.ready ? "ok" : "wait", one.ready ? `Ready${speed}` : "Not ready", one.ready ? "The engine is ready. Its state" : one.why);
-  if (one.ready && !info) meet();
+  const chosen = (one.models || []).find(model => model.name === $("model").value);
+  if (one.ready && (!info || (chosen && chosen.state !== state))) meet();
 }

@@ -47,6 +47,17 @@ function drawTable(actors) {
     if (row.good !== good || !row.querySelector(".dot")) { row.good = good; row.children[1].className = good ? "ok" : "wait"; row.children[1].prepend(el("span", "dot")); }
   });
 }
+/* The models of a server of several; such a server has no pages of its own. */
+function drawModels(models) {
+  $("models-part").hidden = !models.length;
+  $("pages-part").hidden = Boolean(models.length);
+  $("models").replaceChildren(...models.map(one => {
+    const good = !["failed", "unloaded"].includes(one.state), name = el("th", "", one.name), value = el("td", good ? "ok" : "", one.state);
+    name.scope = "row";
+    if (good) value.prepend(el("span", "dot"));
+    return el("tr", "", name, value, el("td", "right", whole(one.in_use)), el("td", "right", one.memory ? `${(one.memory / 2 ** 30).toFixed(2)} GiB` : "–"), el("td", "says", one.says));
+  }));
+}
 /* What was started again: what this page saw, and how often since the engine's start. */
 function noteRecoveries(one) {
   for (const actor of one.actors) {
@@ -76,6 +87,7 @@ function onSample(one) {
   drawRing(one.actors, one.running > 0);
   drawPages(one);
   drawTable(one.actors);
+  drawModels(one.models || []);
   noteRecoveries(one);
   plotSample(one);
 }
