@@ -30,6 +30,7 @@ from actorium.actors.launcher.engine import CLOSE_MARGIN, EngineJob, JobReport
 from actorium.actors.launcher.stopping import STOP_GRACE
 from actorium.actors.messages import Status
 from actorium.actors.model_manager.manager_core import ManagerCore
+from actorium.actors.model_manager.manager_messages import LEASE_SECONDS
 from actorium.actors.model_manager.model_record import CatalogEntry
 from actorium.actors.runtime.process import describe_exit, kill_group, process_started, python
 from actorium.actors.runtime.rundir import base_dir, engine_dir, is_running
@@ -107,9 +108,17 @@ class EngineProcesses:
         self._in_background(engine, self._run(engine))
 
     def adopt_all(self) -> None:
-        """Goes on with the engines of the manager before."""
+        """Goes on with the engines of the manager before; and a little later with those that had
+        no run directory yet."""
+        self._adopt_running()
+        asyncio.get_running_loop().call_later(LEASE_SECONDS, self._adopt_running)
+
+    def _adopt_running(self) -> None:
         base = base_dir(self._run_dir)
+        known = {engine.run_dir for engine in self._engines.values()}
         for directory in sorted(base.iterdir()) if base.is_dir() else ():
+            if directory.absolute() in known:
+                continue
             if (running := self._running_engine(directory)) is not None:
                 with contextlib.suppress(ProcessLookupError):
                     self._adopt(directory, running)
@@ -201,11 +210,11 @@ class EngineProcesses:
                     self._progress(engine, _progress_of(status))
                 await asyncio.sleep(LOOK_SECONDS)
         LOG.info("%s: its engine is ready", engine.entry.name)
-        self._core.on_ready(engine.entry.name, str(engine.run_dir), monotonic())
+        self._core.engine_ready(engine.entry.name, str(engine.run_dir), monotonic())
         self._wake()
 
     def _progress(self, engine: EngineProcess, detail: str) -> None:
-        self._core.on_progress(engine.entry.name, detail)
+        self._core.set_progress(engine.entry.name, detail)
         self._wake()
 
     # --- end ---
@@ -252,8 +261,10 @@ class EngineProcesses:
         """Its launcher has ended."""
         if engine.reports >= 0:
             self._on_reports(engine)
-        code = engine.process.wait() if engine.process is not None else None
-        kill_group(engine.pid)
+        code = None
+        if engine.process is not None:
+            kill_group(engine.pid)
+            code = engine.process.wait()
         other = None if engine.stopping else self._running_engine(engine.run_dir)
         reason = engine.reason or (f"its launcher {describe_exit(code)}" if code else "")
         self._forget(engine)
@@ -278,7 +289,7 @@ class EngineProcesses:
         self._engines.pop(engine.entry.name, None)
         if not engine.stopping:
             LOG.warning("%s: its engine has ended: %s", engine.entry.name, reason or "no reason")
-        self._core.on_ended(engine.entry.name, reason, monotonic())
+        self._core.engine_ended(engine.entry.name, reason, monotonic())
         self._wake()
 
 

@@ -72,7 +72,7 @@ class ModelManagerActor(CoreObserver):
     def _begin(self) -> None:
         """On the loop's thread: engines of the manager before go on."""
         now = time.monotonic()
-        self._core.on_catalog(self._catalog.scan(self._pulls.names), now)
+        self._core.set_catalog(self._catalog.scan(self._pulls.names), now)
         self._engines = EngineProcesses(self._core, self._context.config.runtime.run_dir,
                                         self._engine_of, self._wake)
         if self._context.epoch > 1:
@@ -110,18 +110,18 @@ class ModelManagerActor(CoreObserver):
 
     async def _scan(self) -> None:
         entries = await asyncio.to_thread(self._catalog.scan, tuple(self._pulls.names))
-        self._core.on_catalog(entries, time.monotonic())
+        self._core.set_catalog(entries, time.monotonic())
         self._wake()
 
     async def _plan(self, entry: CatalogEntry) -> None:
         async with self._planning:
             planned = await asyncio.to_thread(self._plans.plan, entry, self._device_bytes)
-        self._core.on_planned(entry, planned.bytes, planned.reason, time.monotonic())
+        self._core.set_plan(entry, planned.bytes, planned.reason, time.monotonic())
         self._wake()
 
     async def _pull(self, order: PullOrder) -> None:
         def send(progress: PullProgress) -> None:
-            self._core.on_pulled(order.client, progress)
+            self._core.report_pull(order.client, progress)
             self._wake()
 
         await self._pulls.fetch(order.rid, order.name, send)

@@ -57,29 +57,29 @@ class ManagerWakeUp(Message, frozen=True):
 
 
 class ScanModels(NamedTuple):
-    """Read the catalog again; answered by `on_catalog`."""
+    """Read the catalog again; answered by `set_catalog`."""
 
 
 class PlanEngine(NamedTuple):
-    """Compute what the engine takes; answered by `on_planned`."""
+    """Compute what the engine takes; answered by `set_plan`."""
 
     entry: CatalogEntry
 
 
 class StartEngine(NamedTuple):
-    """Start the engine; answered by `on_progress`, `on_ready` and `on_ended`."""
+    """Start the engine; answered by `set_progress`, `engine_ready` and `engine_ended`."""
 
     entry: CatalogEntry
 
 
 class StopEngine(NamedTuple):
-    """Let the engine drain and end; answered by `on_ended`."""
+    """Let the engine drain and end; answered by `engine_ended`."""
 
     name: str
 
 
 class PullOrder(NamedTuple):
-    """Fetch a model; answered by `on_pulled`."""
+    """Fetch a model; answered by `report_pull`."""
 
     client: bytes
     rid: str
@@ -178,7 +178,7 @@ class ManagerCore(Core):
         model = self.models.find(message.name)
         if model is None:
             self._sends.append(Send(CLIENT, UseRefused(
-                message.rid, "model_not_found", self.models.not_found(message.name)), client))
+                message.rid, "model_not_found", self.models.unknown_name(message.name)), client))
             return
         if model.state == "ready" or (model.state == "loading"
                                       and not self.uses.waiting_for(model)):
@@ -194,7 +194,7 @@ class ManagerCore(Core):
         else:
             why = "the server is stopping" if self._draining else \
                 "models are not fetched for callers (--models-allow-pull)"
-            self.on_pulled(client, PullProgress(message.rid, "refused", done=True, error=why))
+            self.report_pull(client, PullProgress(message.rid, "refused", done=True, error=why))
 
     def on_client_lost(self, client: bytes, now: float) -> None:
         """Its uses that wait end. Those that are granted stay as long as their lease: the requests
@@ -206,13 +206,13 @@ class ManagerCore(Core):
 
     # --- what the actor reports ---
 
-    def on_catalog(self, entries: Iterable[CatalogEntry], now: float) -> None:
+    def set_catalog(self, entries: Iterable[CatalogEntry], now: float) -> None:
         """The models that are there now."""
         self.models.update(entries, self.uses.models_waited_for())
         for use in self.uses.unresolved():
             use.model = self.models.find(use.use.name)
             if use.model is None:
-                self._refuse(use, "model_not_found", self.models.not_found(use.use.name))
+                self._refuse(use, "model_not_found", self.models.unknown_name(use.use.name))
         self._scanning, self._scanned_at = False, now
 
     def load_on_start(self, now: float) -> None:
@@ -230,7 +230,7 @@ class ManagerCore(Core):
         model.set_expiry(now)
         self._plan(model)
 
-    def on_planned(self, entry: CatalogEntry, memory: int, reason: str, now: float) -> None:
+    def set_plan(self, entry: CatalogEntry, memory: int, reason: str, now: float) -> None:
         """What the engine of a model takes; reason: why that is not known."""
         model = self.models.get(entry.name)
         if model is None:
@@ -245,12 +245,12 @@ class ManagerCore(Core):
         else:
             self._on_failure(model, reason, now)
 
-    def on_progress(self, name: str, detail: str) -> None:
+    def set_progress(self, name: str, detail: str) -> None:
         """How far the start of an engine is, for people."""
         if (model := self.models.get(name)) is not None and model.state == "loading":
             model.detail = detail
 
-    def on_ready(self, name: str, run_dir: str, now: float) -> None:
+    def engine_ready(self, name: str, run_dir: str, now: float) -> None:
         """An engine that was started answers requests."""
         model = self.models.get(name)
         if model is None or model.state != "loading":
@@ -259,16 +259,19 @@ class ManagerCore(Core):
         model.ready_at = now
         model.set_expiry(now)
 
-    def on_ended(self, name: str, reason: str, now: float) -> None:
+    def engine_ended(self, name: str, reason: str, now: float) -> None:
         """The process of an engine has ended; reason: why, as far as it is known."""
         model = self.models.get(name)
         if model is None or not model.running:
             return
-        before = model.state
+        before, adopted = model.state, now < model.in_doubt_until
         for use in self.uses.granted_for(model):
             self._refuse(use, "engine_failed", f"the engine of {name} has ended: {reason or ENDED}")
         model.end()
-        if before == "loading" or before == "ready" and now - model.ready_at < STEADY_SECONDS:
+        early = before == "ready" and now - model.ready_at < STEADY_SECONDS
+        if adopted:
+            model.detail = reason  # the manager before may have ended it: it may start again
+        elif before == "loading" or early:
             self._on_failure(model, reason or ENDED, now)
         elif before == "ready":
             self._failures += 1
@@ -276,7 +279,7 @@ class ManagerCore(Core):
         if not model.listed and not self.uses.waiting_for(model):
             self.models.remove(model)
 
-    def on_pulled(self, client: bytes, progress: PullProgress) -> None:
+    def report_pull(self, client: bytes, progress: PullProgress) -> None:
         """How the fetching of a model gets on."""
         self._sends.append(Send(CLIENT, progress, client))
 

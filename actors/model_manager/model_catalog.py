@@ -19,7 +19,7 @@ from actorium.actors.config.models_settings import ModelsConfig, parse_keep_aliv
 from actorium.actors.config.tree import Config, GatewayConfig, ProbeConfig
 from actorium.actors.config.validation import validate
 from actorium.actors.errors import ActoriumError, BadConfig, BadModel
-from actorium.actors.model_manager.model_record import CatalogEntry, ModelFacts
+from actorium.actors.model_manager.model_record import CatalogEntry, FileFacts
 from actorium.actors.models import model_dir
 from actorium.actors.models.gguf_file import gguf_files, read_gguf
 from actorium.actors.models.gguf_folder import SUFFIX
@@ -56,7 +56,7 @@ class ModelCatalog:
         self._config, self._engine_of = config, engine_of
         self._folder = None if config.models.models_dir is None else Path(
             config.models.models_dir).expanduser().absolute()
-        self._facts: dict[str, ModelFacts] = {}
+        self._facts: dict[str, FileFacts] = {}
         """By digest."""
         self._tables: list[CatalogEntry] = []
         try:
@@ -178,7 +178,7 @@ class ModelCatalog:
         if digest not in self._facts:
             size = sum(info.st_size for _, info in stats)
             modified = max((info.st_mtime for _, info in stats), default=0.0)
-            self._facts[digest] = _read_facts(path, ModelFacts(size, modified))
+            self._facts[digest] = _read_facts(path, FileFacts(size, modified))
         return entry._replace(digest=digest, facts=self._facts[digest])
 
 
@@ -258,7 +258,7 @@ def _check_distinct(entries: Iterable[CatalogEntry], path: Path) -> None:
                         "models.models")
 
 
-def _read_facts(path: Path, known: ModelFacts) -> ModelFacts:
+def _read_facts(path: Path, known: FileFacts) -> FileFacts:
     """What the header of a GGUF file, or config.json, says; `known` where they cannot be read."""
     try:
         return _gguf_facts(path, known) if path.suffix == SUFFIX else _config_facts(path, known)
@@ -266,7 +266,7 @@ def _read_facts(path: Path, known: ModelFacts) -> ModelFacts:
         return known  # a start says what is wrong
 
 
-def _gguf_facts(path: Path, known: ModelFacts) -> ModelFacts:
+def _gguf_facts(path: Path, known: FileFacts) -> FileFacts:
     file = read_gguf(path)
     family = file.text("general.architecture", "")
     return known._replace(
@@ -275,7 +275,7 @@ def _gguf_facts(path: Path, known: ModelFacts) -> ModelFacts:
         context_length=file.number(f"{family}.context_length", 0))
 
 
-def _config_facts(path: Path, known: ModelFacts) -> ModelFacts:
+def _config_facts(path: Path, known: FileFacts) -> FileFacts:
     raw = model_dir.read_config(path)
     text = model_dir.text_config(raw)
     quantized = raw.get("quantization_config")

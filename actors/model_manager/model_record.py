@@ -17,7 +17,7 @@ STEADY_SECONDS = 30.0
 """An engine that ends by itself earlier than that counts as a failed start."""
 
 
-class ModelFacts(NamedTuple):
+class FileFacts(NamedTuple):
     """What a model's files say, without loading them; see `ServedModelInfo`."""
 
     size: int = 0
@@ -42,7 +42,7 @@ class CatalogEntry(NamedTuple):
     pinned: bool = False
     load_on_start: bool = False
     default: bool = False
-    facts: ModelFacts = ModelFacts()
+    facts: FileFacts = FileFacts()
 
     @property
     def name(self) -> str:
@@ -152,7 +152,7 @@ class ModelRecord:
             **entry.facts._asdict())
 
 
-class Room(NamedTuple):
+class EngineRoom(NamedTuple):
     """What has to happen before an engine fits."""
 
     fits: bool
@@ -164,14 +164,14 @@ class Room(NamedTuple):
 
 
 def room_for(wanted: ModelRecord, records: Iterable[ModelRecord], limits: EngineLimits, now: float
-             ) -> Room:
+             ) -> EngineRoom:
     """Which engines have to end for `wanted`: the least recently used of those that nobody uses;
     where these are not enough, also some that are in use. Pinned ones stay."""
     others = [record for record in records if record.running and record is not wanted]
     need = wanted.memory or 0
     pinned = [record for record in others if record.entry.pinned]
     if why := _too_large(need, pinned, limits):
-        return Room(False, never=why)
+        return EngineRoom(False, never=why)
 
     def fits_beside(remaining: Iterable[ModelRecord]) -> bool:
         remaining = list(remaining)
@@ -180,7 +180,7 @@ def room_for(wanted: ModelRecord, records: Iterable[ModelRecord], limits: Engine
                 and (not limits.engines or len(remaining) < limits.engines))
 
     if fits_beside(others):
-        return Room(True)
+        return EngineRoom(True)
     staying = [record for record in others if record.state != "stopping"]
     movable = sorted((record for record in staying
                       if record.state == "ready" and not record.entry.pinned),
@@ -198,8 +198,8 @@ def room_for(wanted: ModelRecord, records: Iterable[ModelRecord], limits: Engine
                 spared = [victim for victim in victims if victim is not record]
                 if fits_beside(r for r in staying if r not in spared):
                     victims = spared
-            return Room(False, victims)
-    return Room(False)  # some still load: once they are ready they can be ended
+            return EngineRoom(False, victims)
+    return EngineRoom(False)  # some still load: once they are ready they can be ended
 
 
 def _too_large(need: int, pinned: Sequence[ModelRecord], limits: EngineLimits) -> str:

@@ -79,6 +79,6 @@ class ServedModels:
         more = [f"{len(names) - NAMES_SHOWN} more"] if len(names) > NAMES_SHOWN else []
         return ", ".join(names[:NAMES_SHOWN] + more) or "none"
 
-    def not_found(self, name: str) -> str:
+    def unknown_name(self, name: str) -> str:
         """The error for a name that is not served."""
         return f"model: {name[:200]!r} is not served here; these are: {self.some_names()}"

@@ -44,7 +44,7 @@ class PretendedEngines:
         self.now, self.memory, self.limits = 1000.0, memory, limits
         self.entries = [entry(name) for name in memory] if entries is None else list(entries)
         self.core = ManagerCore(limits, wait, 100)
-        self.core.on_catalog(self.entries, self.now)
+        self.core.set_catalog(self.entries, self.now)
         self.delays = delays
         self.running: dict[str, str] = {}
         """Model -> starting | ready | stopping: processes that take memory."""
@@ -154,9 +154,9 @@ class PretendedEngines:
     def _carry_out(self, order: Any) -> None:
         match order:
             case ScanModels():
-                self._later(lambda: self.core.on_catalog(self.entries, self.now))
+                self._later(lambda: self.core.set_catalog(self.entries, self.now))
             case PlanEngine():
-                self._later(lambda: self.core.on_planned(
+                self._later(lambda: self.core.set_plan(
                     order.entry, self.memory[order.entry.name], "", self.now))
             case StartEngine():
                 self._start(order.entry.name)
@@ -177,10 +177,10 @@ class PretendedEngines:
                 return
             if name in self.faulty:
                 del self.running[name]
-                self.core.on_ended(name, "no such file", self.now)
+                self.core.engine_ended(name, "no such file", self.now)
             else:
                 self.running[name] = "ready"
-                self.core.on_ready(name, f"/run/{name}", self.now)
+                self.core.engine_ready(name, f"/run/{name}", self.now)
 
         self._later(over)
 
@@ -193,14 +193,14 @@ class PretendedEngines:
         def over() -> None:
             if self.running.get(name) == "stopping":
                 del self.running[name]
-                self.core.on_ended(name, "", self.now)
+                self.core.engine_ended(name, "", self.now)
 
         self._later(over)
 
     def crash(self, name: str) -> None:
         """The engine's launcher ends by itself."""
         del self.running[name]
-        self.core.on_ended(name, "its launcher was killed by SIGKILL", self.now)
+        self.core.engine_ended(name, "its launcher was killed by SIGKILL", self.now)
         self.settle()
 
     def _later(self, report: Any) -> None:

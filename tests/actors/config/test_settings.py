@@ -105,6 +105,15 @@ def test_every_spelling_sets_the_same_field(key: str, value: object,
 
 
 BAD_FLAGS = [
+    (["MODEL", "--models-dir", "d"], "MODEL", "goes into the file of --models or the folder"),
+    (["--models-max", "2"], "--models-max", "goes with --models-dir or --models"),
+    (["--models-max", "-1", "--models-dir", "d"], "--models-max", "must not be negative"),
+    (["--models-memory=-1", "--models", "f"], "--models-memory", "must not be negative"),
+    (["--keep-alive", "soon", "--models", "f"], "--keep-alive", "seconds or a duration"),
+    (["--models-wait", "0", "--models", "f"], "--models-wait", "above 0 seconds"),
+    (["--models-queue", "0", "--models", "f"], "--models-queue", "at least 1"),
+    (["--replicas", "2", "--models", "f"], "--replicas", "has no replicas"),
+    (["--listen", "tcp://a:1", "--models", "f"], "--listen", "speak to one engine"),
     (["--ssl-cert-reqs", "3", "--ssl-certfile", "c"], "--ssl-cert-reqs", "must be 0, 1 or 2"),
     (["--ssl-ca-certs", "ca", "--ssl-cert-file", "c"], "--ssl-ca-certs", "needs ssl_cert_reqs"),
     (["--ssl-refresh"], "--ssl-refresh", "goes with ssl_certfile"),

@@ -310,11 +310,20 @@ def test_a_new_manager_goes_on_with_engines_and_uses() -> None:
     world.keep_at = world.now
     world.advance(0.1)
     world.running["b"] = "ready"
-    world.core.on_ready("b", "/run/b", world.now)
+    world.core.engine_ready("b", "/run/b", world.now)
     world.settle()
     assert world.held == {"old": "a"}
     world.advance(2)
     assert world.stopped == ["b"] and world.held == {"old": "a", waits: "c"}
+
+
+def test_an_adopted_engine_that_was_about_to_end_is_started_again() -> None:
+    world = PretendedEngines(ABC, EngineLimits())
+    world.running["a"] = "stopping"
+    world.core.adopt(world.entries[0], "/run/a", False, world.now)
+    use = world.use("a")
+    world.crash("a")
+    assert world.held == {use: "a"} and world.started == ["a"]
 
 
 def test_a_model_that_is_gone_stays_while_it_runs() -> None:
