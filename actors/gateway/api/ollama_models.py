@@ -25,7 +25,8 @@ from actorium.actors.gateway.parsers.thoughts import NONE, detect_reasoning_pars
 from actorium.actors.gateway.served_model import LATEST
 from actorium.actors.model_manager.manager_messages import ModelList, ServedModelInfo
 from actorium.actors.models import model_dir
-from actorium.actors.models.model_facts import CheckpointFacts, model_facts
+from actorium.actors.models.gguf_folder import gguf_source
+from actorium.actors.models.model_facts import CheckpointFacts, files_digest, model_facts
 from actorium.actors.models.template_files import DEFAULT, template_sources
 from actorium.actors.runtime.worker_info import read_info
 
@@ -94,7 +95,8 @@ class OllamaModels:
 
     def __init__(self, gateway: GatewayState) -> None:
         self._gateway = gateway
-        self._facts: CheckpointFacts | None = None
+        self._facts: tuple[CheckpointFacts, str] | None = None
+        """Of an only model, and the digest of its files."""
 
     async def served(self) -> ModelList:
         """Returns the models that are served. Raises `HttpError`, `ActoriumError`."""
@@ -102,22 +104,20 @@ class OllamaModels:
             return await self._gateway.models.models()
         engine = self._gateway.engine
         model = await engine.served_model()
-        facts = await self._facts_of(Path(model.info["model_path"]))
+        facts, digest = await self._facts_of(Path(model.info["model_path"]))
         names = list(model.names.served)
         return ModelList("", [ServedModelInfo(
             name=names[0], names=names, model=model.info["model_path"], state="ready",
-            default=True, pinned=True, size=facts.size, modified=facts.modified,
-            digest=facts.digest, architecture=model.info.get("architecture", ""),
-            family=facts.family, format=facts.format, quantization=facts.quantization,
-            parameters=facts.parameters, context_length=model.max_model_len,
-            run_dir=str(engine.run_dir), keep_alive=FOR_GOOD)])
+            default=True, pinned=True, digest=digest, run_dir=str(engine.run_dir),
+            keep_alive=FOR_GOOD,
+            **facts._replace(context_length=model.max_model_len)._asdict())])
 
-    async def _facts_of(self, path: Path) -> CheckpointFacts:
+    async def _facts_of(self, folder: Path) -> tuple[CheckpointFacts, str]:
         if self._facts is None:
             try:
-                self._facts = await asyncio.to_thread(model_facts, path)
+                self._facts = await asyncio.to_thread(_read_facts, folder)
             except (ActoriumError, OSError):  # the engine is on another machine, say
-                self._facts = CheckpointFacts()
+                self._facts = CheckpointFacts(), ""
         return self._facts
 
     async def tags(self, http: HttpRequest) -> Response:
@@ -204,6 +204,11 @@ def _ability_of(model: str) -> Ability:
                        model_dir.generation_defaults(folder))
     except (ActoriumError, OSError):
         return Ability("", False, False, False, {})
+
+
+def _read_facts(folder: Path) -> tuple[CheckpointFacts, str]:
+    path = gguf_source(folder) or folder
+    return model_facts(path), files_digest(path)
 
 
 async def _nothing_to_pull() -> AsyncGenerator[bytes, None]:
