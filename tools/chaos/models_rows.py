@@ -160,7 +160,7 @@ async def _wait_ready(http: Http, process: subprocess.Popen[bytes]) -> None:
         await asyncio.sleep(0.1)
 
 
-class Battery:
+class ModelsTraffic:
     """Asks a server for all requests, at most `clients` at once, and strikes meanwhile."""
 
     def __init__(self, made: ModelsServer, requests: Sequence[DrawnRequest], kills: int,
@@ -255,11 +255,11 @@ def models(seed: int, count: int = 10, engines: int = 3, requests: int = 300, cl
     memory = f"--models-memory={plan * engines + plan // 2}"
     drawn = draw(seed, requests, names)
 
-    async def ask_all() -> Battery:
+    async def ask_all() -> ModelsTraffic:
         async with server(names, NULL | PAGES, wrong, memory) as made:
-            battery = Battery(made, drawn, kills, engines, seed)
-            await battery.run(clients)
-            return battery
+            traffic = ModelsTraffic(made, drawn, kills, engines, seed)
+            await traffic.run(clients)
+            return traffic
 
     async def start_cold() -> list[float]:
         device = {"device": "cpu"}
@@ -268,11 +268,11 @@ def models(seed: int, count: int = 10, engines: int = 3, requests: int = 300, cl
                     for number, name in zip(range(cold), names * cold, strict=False)]
 
     begun = monotonic()
-    battery = asyncio.run(ask_all())
+    traffic = asyncio.run(ask_all())
     took = monotonic() - begun
     seconds = asyncio.run(start_cold()) if cold else []
-    return {"models": count, "requests": requests, "answered": requests - len(battery.wrong),
-            "kills": dict(battery.kills), "planned_bytes_each": plan, "most_engines": battery.most,
+    return {"models": count, "requests": requests, "answered": requests - len(traffic.wrong),
+            "kills": dict(traffic.kills), "planned_bytes_each": plan, "most_engines": traffic.most,
             "seconds": round(took, 1), "cold_start_p50_s": quantile(seconds, 0.5),
             "cold_start_max_s": quantile(seconds, 1.0), "processors": os.cpu_count(),
-            "wrong": battery.wrong + wrong}
+            "wrong": traffic.wrong + wrong}
