@@ -18,15 +18,15 @@ from actorium.actors.model_manager.engine_processes import (
     owner_of_engines,
     raise_error,
 )
-from actorium.actors.model_manager.manager_core import (
-    ManagerCore,
+from actorium.actors.model_manager.manager_core import ManagerCore
+from actorium.actors.model_manager.manager_messages import PullProgress
+from actorium.actors.model_manager.manager_orders import (
     PlanEngine,
     PullOrder,
     ScanModels,
     StartEngine,
     StopEngine,
 )
-from actorium.actors.model_manager.manager_messages import PullProgress
 from actorium.actors.model_manager.model_catalog import ModelCatalog
 from actorium.actors.model_manager.model_pull import ModelPulls
 from actorium.actors.model_manager.model_record import CatalogEntry, EngineLimits

@@ -12,7 +12,7 @@ What only processes can do are orders (`pop_orders`); the actor reports how they
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from actorium.actors.core import CLIENT, Core, Health, Send
 from actorium.actors.messages import Message
@@ -22,7 +22,6 @@ from actorium.actors.model_manager.manager_messages import (
     KeepUses,
     ListModels,
     ModelList,
-    ModelState,
     ModelUnloaded,
     ModelUse,
     PullModel,
@@ -36,6 +35,14 @@ from actorium.actors.model_manager.manager_messages import (
     UseReady,
     UseRefused,
 )
+from actorium.actors.model_manager.manager_orders import (
+    Order,
+    PlanEngine,
+    PullOrder,
+    ScanModels,
+    StartEngine,
+    StopEngine,
+)
 from actorium.actors.model_manager.model_record import (
     STEADY_SECONDS,
     CatalogEntry,
@@ -43,7 +50,13 @@ from actorium.actors.model_manager.model_record import (
     ModelRecord,
     room_for,
 )
-from actorium.actors.model_manager.model_uses import ON_START, ModelUses, UseKey, UseRecord
+from actorium.actors.model_manager.model_uses import (
+    ON_START,
+    ModelUses,
+    UseKey,
+    UseRecord,
+    progress_of,
+)
 from actorium.actors.model_manager.served_models import ServedModels
 
 SCAN_SECONDS = 1.0
@@ -54,39 +67,6 @@ ENDED = "its launcher has ended"
 
 class ManagerWakeUp(Message, frozen=True):
     """The whole inbox: it wakes the actor and does nothing else."""
-
-
-class ScanModels(NamedTuple):
-    """Read the catalog again; answered by `set_catalog`."""
-
-
-class PlanEngine(NamedTuple):
-    """Compute what the engine takes; answered by `set_plan`."""
-
-    entry: CatalogEntry
-
-
-class StartEngine(NamedTuple):
-    """Start the engine; answered by `set_progress`, `engine_ready` and `engine_ended`."""
-
-    entry: CatalogEntry
-
-
-class StopEngine(NamedTuple):
-    """Let the engine drain and end; answered by `engine_ended`."""
-
-    name: str
-
-
-class PullOrder(NamedTuple):
-    """Fetch a model; answered by `report_pull`."""
-
-    client: bytes
-    rid: str
-    name: str
-
-
-Order = ScanModels | PlanEngine | StartEngine | StopEngine | PullOrder
 
 
 class ManagerCore(Core):
@@ -320,8 +300,8 @@ class ManagerCore(Core):
         for use in self.uses.waiting:
             if now >= use.deadline:
                 name = use.use.name if use.model is None else use.model.name
-                self._refuse(use, "deadline", f"{name}: not ready in time: it is "
-                             + " ".join(self._progress_of(use)).strip())
+                state, detail = progress_of(use, self._first, self.models)
+                self._refuse(use, "deadline", f"{name}: not ready in time: {state} {detail}")
 
     def _schedule(self, now: float) -> None:
         """Grant what can be granted, and start the engine of the first use that waits for one."""
@@ -416,25 +396,13 @@ class ManagerCore(Core):
 
     def _report_progress(self, now: float) -> None:
         for use in self.uses.waiting:
-            shown = self._progress_of(use)
+            shown = progress_of(use, self._first, self.models)
             if shown == use.shown and now < use.shown_at + KEEP_USES_SECONDS:
                 continue
             use.shown, use.shown_at = shown, now
             if use.key[0] != ON_START and use.model is not None:
                 self._sends.append(Send(CLIENT, UseProgress(use.use.id, use.model.name, *shown),
                                         use.key[0]))
-
-    def _progress_of(self, use: UseRecord) -> tuple[ModelState, str]:
-        model = use.model
-        if model is not None and model.state in ("loading", "stopping"):
-            return model.state, model.detail
-        if model is None or model.planning:
-            return "waiting", "for its memory plan" if model is not None else ""
-        leaving = [other.name for other in self.models
-                   if other.leaving or other.state == "stopping"]
-        if use is self._first:
-            return "waiting", f"for the end of {', '.join(leaving)}" if leaving else "for memory"
-        return "waiting", "behind earlier requests for other models"
 
     def _answer_lists(self) -> None:
         default = self.models.find("")
@@ -487,4 +455,5 @@ class ManagerCore(Core):
             "waiting_uses": self.uses.waiting_count, "starts": self._starts,
             "evictions": self._evictions, "failed_engines": self._failures}
         phase = "draining" if self._draining else "ready"
-        return Health(phase, self._steps, BUDGET, {name: float(n) for name, n in gauges.items()})
+        return Health(phase, self._steps, BUDGET, {name: float(n) for name, n in gauges.items()},
+                      f"{len(running)} engines for {len(self.models)} models")

@@ -119,3 +119,19 @@ class ModelUses:
         for use in self._waiting.values():
             due += [use.deadline, use.shown_at + KEEP_USES_SECONDS]
         return min(due, default=None)
+
+
+def progress_of(use: UseRecord, first: UseRecord | None, models: Iterable[ModelRecord]
+                ) -> tuple[ModelState, str]:
+    """How far a waiting use is. first: the one that has the next engine started."""
+    model = use.model
+    if model is None:
+        return "waiting", ""
+    if model.state in ("loading", "stopping"):
+        return model.state, model.detail
+    if model.planning:
+        return "waiting", "for its memory plan"
+    if use is not first:
+        return "waiting", "behind earlier requests for other models"
+    leaving = [other.name for other in models if other.leaving or other.state == "stopping"]
+    return "waiting", f"for the end of {', '.join(leaving)}" if leaving else "for memory"

@@ -8,13 +8,7 @@ from typing import Any
 
 from actorium.actors.config.tree import Config, ModelConfig
 from actorium.actors.core import CLIENT
-from actorium.actors.model_manager.manager_core import (
-    ManagerCore,
-    PlanEngine,
-    ScanModels,
-    StartEngine,
-    StopEngine,
-)
+from actorium.actors.model_manager.manager_core import ManagerCore
 from actorium.actors.model_manager.manager_messages import (
     KEEP_USES_SECONDS,
     KeepUses,
@@ -25,6 +19,12 @@ from actorium.actors.model_manager.manager_messages import (
     UseProgress,
     UseReady,
     UseRefused,
+)
+from actorium.actors.model_manager.manager_orders import (
+    PlanEngine,
+    ScanModels,
+    StartEngine,
+    StopEngine,
 )
 from actorium.actors.model_manager.model_record import CatalogEntry, EngineLimits
 

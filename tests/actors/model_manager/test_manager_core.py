@@ -8,7 +8,7 @@ import random
 import pytest
 from helpers_model_manager import PretendedEngines, entry
 
-from actorium.actors.model_manager.manager_core import SCAN_SECONDS, StopEngine
+from actorium.actors.model_manager.manager_core import SCAN_SECONDS
 from actorium.actors.model_manager.manager_messages import (
     LEASE_SECONDS,
     KeepUses,
@@ -21,6 +21,7 @@ from actorium.actors.model_manager.manager_messages import (
     UnloadModel,
     UseModel,
 )
+from actorium.actors.model_manager.manager_orders import StopEngine
 from actorium.actors.model_manager.model_record import FIRST_RETRY, STEADY_SECONDS, EngineLimits
 
 GB = 1 << 30
