@@ -21,14 +21,14 @@ from actorium.actors.config.tree import Config, GatewayConfig, ModelConfig, dump
 from actorium.actors.gateway import engine_uses, served_engine
 from actorium.actors.gateway.app import build_app
 from actorium.actors.gateway.gateway_state import GatewayState
-from actorium.actors.model_manager.manager_core import (
-    ManagerCore,
+from actorium.actors.model_manager.manager_core import ManagerCore
+from actorium.actors.model_manager.manager_messages import ToManagerFront
+from actorium.actors.model_manager.manager_orders import (
     PlanEngine,
     ScanModels,
     StartEngine,
     StopEngine,
 )
-from actorium.actors.model_manager.manager_messages import ToManagerFront
 from actorium.actors.model_manager.model_record import CatalogEntry, EngineLimits
 from actorium.actors.runtime.rundir import address
 from actorium.actors.runtime.security.private_paths import open_directory
