@@ -47,7 +47,7 @@ KILLED = ("gateway-0", "manager", "worker-0")
 killed while it starts has failed to start, and says so.)"""
 NULL = {"null_worker": True, "skip_tokenizer": True}
 PAGES = {"kv_cache_bytes": "64m", "max_num_seqs": 16}
-TOKENS = (50, 200)
+TOKENS = (300, 900)
 LATEST = 120.0
 """Seconds within which a request must have ended, on a machine that has nothing else to do."""
 LOOK = 0.2
@@ -210,7 +210,7 @@ class ModelsTraffic:
                 await self._answered.wait_for(lambda at=at: self.answers >= at)  # type: ignore
             role = KILLED[number % len(KILLED)]
             while not self._strike(role) and self.answers < len(self._requests):
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.005)
 
     def _strike(self, role: str) -> bool:
         """Kills an actor of the server, or the worker of one of its engines with streams; False if
