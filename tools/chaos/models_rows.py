@@ -47,7 +47,7 @@ KILLED = ("gateway-0", "manager", "worker-0")
 killed while it starts has failed to start, and says so.)"""
 NULL = {"null_worker": True, "skip_tokenizer": True}
 PAGES = {"kv_cache_bytes": "64m", "max_num_seqs": 16}
-TOKENS = (50, 200)
+TOKENS = (300, 900)
 LATEST = 120.0
 """Seconds within which a request must have ended, on a machine that has nothing else to do."""
 LOOK = 0.2
@@ -160,7 +160,7 @@ async def _wait_ready(http: Http, process: subprocess.Popen[bytes]) -> None:
         await asyncio.sleep(0.1)
 
 
-class Battery:
+class ModelsTraffic:
     """Asks a server for all requests, at most `clients` at once, and strikes meanwhile."""
 
     def __init__(self, made: ModelsServer, requests: Sequence[DrawnRequest], kills: int,
@@ -210,7 +210,7 @@ class Battery:
                 await self._answered.wait_for(lambda at=at: self.answers >= at)  # type: ignore
             role = KILLED[number % len(KILLED)]
             while not self._strike(role) and self.answers < len(self._requests):
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.005)
 
     def _strike(self, role: str) -> bool:
         """Kills an actor of the server, or the worker of one of its engines with streams; False if
@@ -255,11 +255,11 @@ def models(seed: int, count: int = 10, engines: int = 3, requests: int = 300, cl
     memory = f"--models-memory={plan * engines + plan // 2}"
     drawn = draw(seed, requests, names)
 
-    async def ask_all() -> Battery:
+    async def ask_all() -> ModelsTraffic:
         async with server(names, NULL | PAGES, wrong, memory) as made:
-            battery = Battery(made, drawn, kills, engines, seed)
-            await battery.run(clients)
-            return battery
+            traffic = ModelsTraffic(made, drawn, kills, engines, seed)
+            await traffic.run(clients)
+            return traffic
 
     async def start_cold() -> list[float]:
         device = {"device": "cpu"}
@@ -268,11 +268,11 @@ def models(seed: int, count: int = 10, engines: int = 3, requests: int = 300, cl
                     for number, name in zip(range(cold), names * cold, strict=False)]
 
     begun = monotonic()
-    battery = asyncio.run(ask_all())
+    traffic = asyncio.run(ask_all())
     took = monotonic() - begun
     seconds = asyncio.run(start_cold()) if cold else []
-    return {"models": count, "requests": requests, "answered": requests - len(battery.wrong),
-            "kills": dict(battery.kills), "planned_bytes_each": plan, "most_engines": battery.most,
+    return {"models": count, "requests": requests, "answered": requests - len(traffic.wrong),
+            "kills": dict(traffic.kills), "planned_bytes_each": plan, "most_engines": traffic.most,
             "seconds": round(took, 1), "cold_start_p50_s": quantile(seconds, 0.5),
             "cold_start_max_s": quantile(seconds, 1.0), "processors": os.cpu_count(),
-            "wrong": battery.wrong + wrong}
+            "wrong": traffic.wrong + wrong}
