@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from actorium.actors.config.models_settings import serves_models
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig, BadModel, shown
 from actorium.actors.models.gguf_config import GGUF
@@ -422,6 +423,8 @@ def bodies_limit(limit: int) -> int:
 def served_name(config: Config) -> str:
     """The model's name in metrics and traces, as clients know it."""
     model = config.model
+    if serves_models(config.models):
+        return "several models"
     if model.served_model_name or not model.model:
         return next(iter(model.served_model_name), "demo")
     return Path(model.model).name.removesuffix(".gguf") or Path(model.model).resolve().name
