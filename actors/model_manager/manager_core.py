@@ -456,4 +456,4 @@ class ManagerCore(Core):
             "evictions": self._evictions, "failed_engines": self._failures}
         phase = "draining" if self._draining else "ready"
         return Health(phase, self._steps, BUDGET, {name: float(n) for name, n in gauges.items()},
-                      f"{len(running)} engines for {len(self.models)} models")
+                      f"models: {len(self.models)}, with an engine: {len(running)}")
