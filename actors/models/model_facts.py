@@ -3,6 +3,7 @@ numbers. Reads headers alone, which takes some milliseconds, and more for a larg
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
@@ -90,11 +91,13 @@ def _checkpoint_facts(folder: Path, facts: CheckpointFacts) -> CheckpointFacts:
     text, quantised = model_dir.text_config(config), config.get("quantization_config")
     method = quantised.get("quant_method") if isinstance(quantised, dict) else None
     types = Counter[str]()
-    for file in sorted(folder.glob(f"*{SUFFIX}")):
-        types += _elements(file)
+    with contextlib.suppress(BadModel):  # a start says what is wrong
+        for file in sorted(folder.glob(f"*{SUFFIX}")):
+            types += _elements(file)
     # Where numbers are packed, their count is not that of the elements.
     parameters = types.total() if set(types) <= _PLAIN else 0
-    numbers = types.most_common(1)[0][0] if types else ""
+    numbers = types.most_common(1)[0][0] if types else \
+        str(text.get("torch_dtype") or text.get("dtype") or config.get("torch_dtype") or "")
     return facts._replace(
         architecture=architecture(config), format=SAFETENSORS, parameters=parameters,
         family=str(config.get("model_type") or text.get("model_type") or ""),

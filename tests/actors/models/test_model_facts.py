@@ -54,11 +54,15 @@ def test_a_model_without_weights(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"\xff" * 8, struct.pack("<Q", 2) + b"[]",
                                      struct.pack("<Q", 12) + b'{"a":{"b":1}}'[:12],
                                      struct.pack("<Q", 13) + b'{"a":{"b":1}}'])
-def test_a_file_that_is_none_has_a_size_alone(tmp_path: Path, content: bytes) -> None:
-    folder = checkpoint(tmp_path, {})
+def test_of_a_file_that_is_none_the_configuration_is_known(tmp_path: Path, content: bytes) -> None:
+    folder = checkpoint(tmp_path, {}, torch_dtype="float16")
     (folder / "model.safetensors").write_bytes(content)
     facts = model_facts(folder)
-    assert facts.size > 0 and facts == CheckpointFacts(facts.size, facts.modified)
+    assert facts.size > 0 and (facts.family, facts.quantization) == ("qwen3", "float16")
+    assert facts.parameters == 0
+    (folder / "config.json").write_text("[]")
+    facts = model_facts(folder)
+    assert facts == CheckpointFacts(facts.size, facts.modified)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("tiny-Q4_K_M.gguf", "Q4_K_M"), ("tiny.gguf", "F16")])
