@@ -177,8 +177,12 @@ class ManagerCore(Core):
             self.report_pull(client, PullProgress(message.rid, "refused", done=True, error=why))
 
     def on_client_lost(self, client: bytes, now: float) -> None:
+        """Its uses that wait end. Those that are granted stay as long as their lease: the requests
+        are in the engines, and the gateway's successor takes them over."""
         for name in self.uses.ids_of(client):
-            self._drop_use((client, name), now)
+            use = self.uses.get((client, name))
+            if use is not None and not use.granted:
+                self._drop_use((client, name), now)
 
     # --- what the actor reports ---
 
@@ -291,7 +295,8 @@ class ManagerCore(Core):
 
     def _expire_uses(self, now: float) -> None:
         for client in self.uses.silent_clients(now):
-            self.on_client_lost(client, now)
+            for name in self.uses.ids_of(client):
+                self._drop_use((client, name), now)
         for use in self.uses.waiting:
             if now >= use.deadline:
                 name = use.use.name if use.model is None else use.model.name
@@ -451,4 +456,4 @@ class ManagerCore(Core):
             "evictions": self._evictions, "failed_engines": self._failures}
         phase = "draining" if self._draining else "ready"
         return Health(phase, self._steps, BUDGET, {name: float(n) for name, n in gauges.items()},
-                      f"{len(running)} engines for {len(self.models)} models")
+                      f"models: {len(self.models)}, with an engine: {len(running)}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,17 +17,13 @@ from actorium.actors.config.graph_settings import level_settings
 from actorium.actors.config.models_settings import ModelsConfig, parse_keep_alive
 from actorium.actors.config.tree import Config, GatewayConfig, ProbeConfig
 from actorium.actors.config.validation import validate
-from actorium.actors.errors import ActoriumError, BadConfig, BadModel
-from actorium.actors.model_manager.model_record import CatalogEntry, FileFacts
-from actorium.actors.models import model_dir
-from actorium.actors.models.gguf_file import gguf_files, read_gguf
-from actorium.actors.models.gguf_folder import SUFFIX
-from actorium.actors.models.model_classes import architecture
+from actorium.actors.errors import ActoriumError, BadConfig
+from actorium.actors.model_manager.model_record import CatalogEntry
+from actorium.actors.models.model_facts import CheckpointFacts, files_digest, model_facts
 from actorium.actors.models.model_names import (
     WHEEL_MODELS,
     cached_model,
     gguf_by_model,
-    gguf_kind,
     hub_cache,
     is_fetched,
     wheel_model_file,
@@ -56,7 +51,7 @@ class ModelCatalog:
         self._config, self._engine_of = config, engine_of
         self._folder = None if config.models.models_dir is None else Path(
             config.models.models_dir).expanduser().absolute()
-        self._facts: dict[str, FileFacts] = {}
+        self._facts: dict[str, CheckpointFacts] = {}
         """By digest."""
         self._tables: list[CatalogEntry] = []
         try:
@@ -169,16 +164,11 @@ class ModelCatalog:
             path = files_of(entry.config)
             if path is None:
                 return entry
-            stats = [(file.name, file.stat()) for file in
-                     (sorted(path.iterdir()) if path.is_dir() else gguf_files(path))]
+            digest = files_digest(path)
+            if digest not in self._facts:
+                self._facts[digest] = model_facts(path)
         except (OSError, ActoriumError):
             return entry  # a start says what is wrong
-        lines = [f"{name} {info.st_size} {info.st_mtime_ns}" for name, info in stats]
-        digest = hashlib.sha256("\n".join([str(path), *lines]).encode()).hexdigest()
-        if digest not in self._facts:
-            size = sum(info.st_size for _, info in stats)
-            modified = max((info.st_mtime for _, info in stats), default=0.0)
-            self._facts[digest] = _read_facts(path, FileFacts(size, modified))
         return entry._replace(digest=digest, facts=self._facts[digest])
 
 
@@ -256,31 +246,3 @@ def _check_distinct(entries: Iterable[CatalogEntry], path: Path) -> None:
     if len(chosen := [entry.name for entry in entries if entry.default]) > 1:
         raise BadConfig(f"models: {path}: {' and '.join(chosen)} cannot all be the default",
                         "models.models")
-
-
-def _read_facts(path: Path, known: FileFacts) -> FileFacts:
-    """What the header of a GGUF file, or config.json, says; `known` where they cannot be read."""
-    try:
-        return _gguf_facts(path, known) if path.suffix == SUFFIX else _config_facts(path, known)
-    except BadModel:
-        return known  # a start says what is wrong
-
-
-def _gguf_facts(path: Path, known: FileFacts) -> FileFacts:
-    file = read_gguf(path)
-    family = file.text("general.architecture", "")
-    return known._replace(
-        family=family, quantization=gguf_kind(path.name).removesuffix(SUFFIX),
-        parameters=sum(math.prod(tensor.shape) for tensor in file.tensors.values()),
-        context_length=file.number(f"{family}.context_length", 0))
-
-
-def _config_facts(path: Path, known: FileFacts) -> FileFacts:
-    raw = model_dir.read_config(path)
-    text = model_dir.text_config(raw)
-    quantized = raw.get("quantization_config")
-    method = quantized.get("quant_method") if isinstance(quantized, dict) else None
-    dtype = text.get("torch_dtype") or text.get("dtype") or raw.get("torch_dtype") or ""
-    return known._replace(architecture=architecture(raw), family=str(raw.get("model_type", "")),
-                          quantization=str(method or dtype),
-                          context_length=model_dir.trained_length(raw) or 0)

@@ -9,24 +9,13 @@ from typing import NamedTuple
 from actorium.actors.config.models_settings import FOR_GOOD
 from actorium.actors.config.tree import Config
 from actorium.actors.model_manager.manager_messages import ModelState, ServedModelInfo
+from actorium.actors.models.model_facts import CheckpointFacts
 
 FIRST_RETRY, LAST_RETRY = 1.0, 60.0
 """Seconds after a failed start in which further uses are refused: doubled with each failure in a
 row."""
 STEADY_SECONDS = 30.0
 """An engine that ends by itself earlier than that counts as a failed start."""
-
-
-class FileFacts(NamedTuple):
-    """What a model's files say, without loading them; see `ServedModelInfo`."""
-
-    size: int = 0
-    modified: float = 0.0
-    architecture: str = ""
-    family: str = ""
-    quantization: str = ""
-    parameters: int = 0
-    context_length: int = 0
 
 
 class CatalogEntry(NamedTuple):
@@ -42,7 +31,8 @@ class CatalogEntry(NamedTuple):
     pinned: bool = False
     load_on_start: bool = False
     default: bool = False
-    facts: FileFacts = FileFacts()
+    facts: CheckpointFacts = CheckpointFacts()
+    """What its files say, without loading them."""
 
     @property
     def name(self) -> str:

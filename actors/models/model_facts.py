@@ -9,17 +9,16 @@ import math
 import os
 import struct
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import Struct
 
 from actorium.actors.errors import BadModel
 from actorium.actors.models import model_dir
 from actorium.actors.models.gguf_file import gguf_files, read_gguf
-from actorium.actors.models.gguf_folder import gguf_source
+from actorium.actors.models.gguf_folder import SUFFIX as GGUF_SUFFIX
+from actorium.actors.models.model_classes import architecture
 from actorium.actors.models.model_files import SUFFIX, open_file
 from actorium.actors.models.model_names import gguf_kind
 
@@ -30,66 +29,80 @@ _PLAIN = {"F64", "F32", "F16", "BF16"}
 """Types of tensors whose every element is a parameter."""
 
 
-class CheckpointFacts(Struct, frozen=True, kw_only=True):
+class CheckpointFacts(NamedTuple):
     """What the files of one model say. Empty or 0 where they do not."""
 
-    format: str = ""
-    """gguf | safetensors"""
+    size: int = 0
+    """Bytes of all files."""
+    modified: float = 0.0
+    """Of the newest file, Unix seconds."""
+    architecture: str = ""
+    """Class in its config.json."""
     family: str = ""
     """`model_type` of its config.json, or GGUF's general.architecture."""
+    format: str = ""
+    """gguf | safetensors"""
     quantization: str = ""
     """Q4_K_M, AWQ, BF16."""
     parameters: int = 0
-    size: int = 0
-    """Bytes of the files with its weights."""
-    digest: str = ""
-    """Hexadecimal SHA-256 of these files' names, sizes and times, and of its config.json."""
-    modified: float = 0.0
-    """Of the newest of these files, Unix seconds."""
+    context_length: int = 0
 
 
-def model_facts(folder: Path) -> CheckpointFacts:
-    """Returns the facts of a model's directory, as `model_dir.resolve` returns it. Raises
-    `BadModel`."""
-    config = model_dir.read_config(folder)
-    file = gguf_source(folder)
-    weights = gguf_files(file) if file is not None else sorted(folder.glob(f"*{SUFFIX}"))
-    infos = {}
-    for path in weights:
-        with contextlib.suppress(OSError):  # a part that is not there
-            infos[path] = path.stat()
-    named = [f"{path.name} {info.st_size} {info.st_mtime_ns}" for path, info in infos.items()]
-    text = msgspec.json.encode(config, order="sorted").decode()
-    facts = _gguf_facts(file) if file is not None else _checkpoint_facts(config, list(infos))
-    return msgspec.structs.replace(
-        facts, size=sum(info.st_size for info in infos.values()),
-        digest=hashlib.sha256("\n".join([*named, text]).encode()).hexdigest(),
-        modified=max((info.st_mtime for info in infos.values()), default=0.0))
+def files_digest(path: Path) -> str:
+    """Returns a hexadecimal SHA-256 of the names, sizes and times of a model's files. path: its
+    folder or GGUF file. Raises `BadModel`, `OSError`."""
+    lines = [f"{file.name} {info.st_size} {info.st_mtime_ns}" for file, info in _stats(path)]
+    return hashlib.sha256("\n".join([str(path), *lines]).encode()).hexdigest()
 
 
-def _gguf_facts(file: Path) -> CheckpointFacts:
-    header, kind = read_gguf(file), gguf_kind(file.name)
+def model_facts(path: Path) -> CheckpointFacts:
+    """Returns the facts of a model. path: its folder or GGUF file. Of files that cannot be read,
+    sizes and times are known alone. Raises `BadModel`, `OSError`."""
+    stats = _stats(path)
+    facts = CheckpointFacts(sum(info.st_size for _, info in stats),
+                            max((info.st_mtime for _, info in stats), default=0.0))
+    try:
+        return _gguf_facts(path, facts) if path.suffix == GGUF_SUFFIX \
+            else _checkpoint_facts(path, facts)
+    except BadModel:
+        return facts
+
+
+def _stats(path: Path) -> list[tuple[Path, os.stat_result]]:
+    files = sorted(path.iterdir()) if path.is_dir() else gguf_files(path)
+    return [(file, file.stat()) for file in files]
+
+
+def _gguf_facts(path: Path, facts: CheckpointFacts) -> CheckpointFacts:
+    header, kind = read_gguf(path), gguf_kind(path.name)
     elements = Counter[str]()
     for tensor in header.tensors.values():
         elements[tensor.type.name] += math.prod(tensor.shape)
-    if kind == file.name and elements:  # the name does not say: what most weights are in
+    if kind == path.name and elements:  # the name does not say: what most weights are in
         kind = elements.most_common(1)[0][0]
-    return CheckpointFacts(format=GGUF, family=header.text("general.architecture"),
-                           quantization=kind, parameters=elements.total())
+    family = header.text("general.architecture", "")
+    return facts._replace(family=family, format=GGUF, quantization=kind,
+                          parameters=elements.total(),
+                          context_length=header.number(f"{family}.context_length", 0))
 
 
-def _checkpoint_facts(config: dict[str, Any], files: Sequence[Path]) -> CheckpointFacts:
+def _checkpoint_facts(folder: Path, facts: CheckpointFacts) -> CheckpointFacts:
+    config = model_dir.read_config(folder)
     text, quantised = model_dir.text_config(config), config.get("quantization_config")
     method = quantised.get("quant_method") if isinstance(quantised, dict) else None
     types = Counter[str]()
-    for file in files:
-        types += _elements(file)
+    with contextlib.suppress(BadModel):  # a start says what is wrong
+        for file in sorted(folder.glob(f"*{SUFFIX}")):
+            types += _elements(file)
     # Where numbers are packed, their count is not that of the elements.
     parameters = types.total() if set(types) <= _PLAIN else 0
-    numbers = types.most_common(1)[0][0] if types else ""
-    return CheckpointFacts(
-        format=SAFETENSORS, family=str(config.get("model_type") or text.get("model_type") or ""),
-        quantization=str(method).upper() if method else numbers, parameters=parameters)
+    numbers = types.most_common(1)[0][0] if types else \
+        str(text.get("torch_dtype") or text.get("dtype") or config.get("torch_dtype") or "")
+    return facts._replace(
+        architecture=architecture(config), format=SAFETENSORS, parameters=parameters,
+        family=str(config.get("model_type") or text.get("model_type") or ""),
+        quantization=str(method).upper() if method else numbers,
+        context_length=model_dir.trained_length(config) or 0)
 
 
 def _elements(file: Path) -> Counter[str]:

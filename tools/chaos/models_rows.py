@@ -18,8 +18,9 @@ import signal
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
@@ -42,10 +43,11 @@ from actorium.tools.null.null_worker import VOCAB, hash_tokens
 
 NAME = "many"
 KILLED = ("gateway-0", "manager", "worker-0")
-"""In turn; the worker is one of any engine that runs."""
+"""In turn; the worker is that of any engine with a stream under way. (An engine whose worker is
+killed while it starts has failed to start, and says so.)"""
 NULL = {"null_worker": True, "skip_tokenizer": True}
 PAGES = {"kv_cache_bytes": "64m", "max_num_seqs": 16}
-TOKENS = (50, 200)
+TOKENS = (300, 900)
 LATEST = 120.0
 """Seconds within which a request must have ended, on a machine that has nothing else to do."""
 LOOK = 0.2
@@ -88,9 +90,10 @@ class ModelsServer(NamedTuple):
         """Returns the names of the engines whose launchers live."""
         return [name for name in running_engines(str(self.base)) if name != NAME]
 
-    async def ask(self, request: DrawnRequest) -> tuple[list[int], str, float]:
+    async def ask(self, request: DrawnRequest, started: Callable[[], None] = lambda: None
+                  ) -> tuple[list[int], str, float]:
         """Returns the tokens, the model that answered, and the seconds until the first token.
-        Raises `ActoriumError`."""
+        started: is called then. Raises `ActoriumError`."""
         begun, first, tokens, model = monotonic(), 0.0, list[int](), ""
         async for event in self.http.events("/v1/completions", {
                 "model": request.model, "prompt": request.prompt, "max_tokens": request.tokens,
@@ -99,7 +102,9 @@ class ModelsServer(NamedTuple):
             data = json.loads(event)
             if "error" in data:
                 raise ActoriumError(data["error"]["message"])
-            first, model = first or monotonic() - begun, data["model"]
+            if not first:
+                first, model = monotonic() - begun, data["model"]
+                started()
             for choice in data["choices"]:
                 tokens += choice.get("token_ids") or ()
         return tokens, model, first
@@ -155,7 +160,7 @@ async def _wait_ready(http: Http, process: subprocess.Popen[bytes]) -> None:
         await asyncio.sleep(0.1)
 
 
-class Battery:
+class ModelsTraffic:
     """Asks a server for all requests, at most `clients` at once, and strikes meanwhile."""
 
     def __init__(self, made: ModelsServer, requests: Sequence[DrawnRequest], kills: int,
@@ -168,6 +173,8 @@ class Battery:
         self.answers = self.most = 0
         """`most`: engines that ran at once."""
         self.kills: Counter[str] = Counter()
+        self._streams: dict[int, str] = {}
+        """Model of each request whose stream is under way."""
         self.wrong: list[str] = []
         self._kills_at = [len(requests) * (number + 1) // (kills + 1) for number in range(kills)]
 
@@ -183,7 +190,8 @@ class Battery:
         for request in self._left:
             try:
                 async with asyncio.timeout(LATEST * crowding()):
-                    tokens, model, _ = await self._made.ask(request)
+                    tokens, model, _ = await self._made.ask(
+                        request, partial(self._streams.__setitem__, request.seed, request.model))
             except (ActoriumError, TimeoutError) as error:
                 self.wrong.append(f"request {request.seed} to {request.model}: "
                                   f"{type(error).__name__}: {error}")
@@ -191,6 +199,7 @@ class Battery:
                 if model != request.model or tokens != request.expected():
                     self.wrong.append(f"request {request.seed} to {request.model}: {len(tokens)} "
                                       f"tokens of {model}, not {request.tokens}, or others")
+            self._streams.pop(request.seed, None)
             async with self._answered:
                 self.answers += 1
                 self._answered.notify_all()
@@ -201,12 +210,13 @@ class Battery:
                 await self._answered.wait_for(lambda at=at: self.answers >= at)  # type: ignore
             role = KILLED[number % len(KILLED)]
             while not self._strike(role) and self.answers < len(self._requests):
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.005)
 
     def _strike(self, role: str) -> bool:
-        """Kills an actor of the server, or the worker of one of its engines; False if there is
-        none."""
-        names = [NAME] if role != "worker-0" else self._made.engines()
+        """Kills an actor of the server, or the worker of one of its engines with streams; False if
+        there is none."""
+        engines = [f"{NAME}.{model}" for model in sorted(set(self._streams.values()))]
+        names = [NAME] if role != "worker-0" else engines
         victims = [found[role] for name in names
                    if role in (found := actors(self._made.base / name))]
         if not victims:
@@ -245,11 +255,11 @@ def models(seed: int, count: int = 10, engines: int = 3, requests: int = 300, cl
     memory = f"--models-memory={plan * engines + plan // 2}"
     drawn = draw(seed, requests, names)
 
-    async def ask_all() -> Battery:
+    async def ask_all() -> ModelsTraffic:
         async with server(names, NULL | PAGES, wrong, memory) as made:
-            battery = Battery(made, drawn, kills, engines, seed)
-            await battery.run(clients)
-            return battery
+            traffic = ModelsTraffic(made, drawn, kills, engines, seed)
+            await traffic.run(clients)
+            return traffic
 
     async def start_cold() -> list[float]:
         device = {"device": "cpu"}
@@ -258,11 +268,11 @@ def models(seed: int, count: int = 10, engines: int = 3, requests: int = 300, cl
                     for number, name in zip(range(cold), names * cold, strict=False)]
 
     begun = monotonic()
-    battery = asyncio.run(ask_all())
+    traffic = asyncio.run(ask_all())
     took = monotonic() - begun
     seconds = asyncio.run(start_cold()) if cold else []
-    return {"models": count, "requests": requests, "answered": requests - len(battery.wrong),
-            "kills": dict(battery.kills), "planned_bytes_each": plan, "most_engines": battery.most,
+    return {"models": count, "requests": requests, "answered": requests - len(traffic.wrong),
+            "kills": dict(traffic.kills), "planned_bytes_each": plan, "most_engines": traffic.most,
             "seconds": round(took, 1), "cold_start_p50_s": quantile(seconds, 0.5),
             "cold_start_max_s": quantile(seconds, 1.0), "processors": os.cpu_count(),
-            "wrong": battery.wrong + wrong}
+            "wrong": traffic.wrong + wrong}

@@ -13,10 +13,12 @@ from starlette.responses import Response
 
 from actorium import __version__
 from actorium.actors.errors import ActoriumError, BadModel
+from actorium.actors.gateway.api.model_routes import find_info
 from actorium.actors.gateway.api.sglang import WEIGHT_VERSION
 from actorium.actors.gateway.engine_call import call_of, engine_of
-from actorium.actors.gateway.http.http_errors import SERVER, HttpError
+from actorium.actors.gateway.http.http_errors import SERVER, HttpError, bad_field
 from actorium.actors.gateway.http.replies import JsonReply
+from actorium.actors.gateway.http.routes import Access, find
 from actorium.actors.gateway.served_model import ServedModel
 from actorium.actors.health import activity_of
 from actorium.actors.models.model_dir import read_config, text_config, trained_length
@@ -148,10 +150,22 @@ async def probe(http: HttpRequest) -> Response:
         async with asyncio.timeout(SECONDS):
             # The path that the guard has checked: the URL's depends on the Host header as well.
             path = http.scope["path"]
-            return await _ask(call_of(http).gateway.run_dir / SOCKET, method, path, accept)
+            return await _ask(await _probed(http, path) / SOCKET, method, path, accept)
     except (OSError, TimeoutError, ValueError) as error:
         raise HttpError(503, f"the probes do not answer: {type(error).__name__}", None, SERVER,
                         "unavailable") from None
+
+
+async def _probed(http: HttpRequest, path: str) -> Path:
+    """Returns the run directory of whose watchdog is asked: the server's, or that of the engine of
+    the query's model, which is not started for this. Raises `HttpError`."""
+    gateway, name = call_of(http).gateway, http.query_params.get("model")
+    if gateway.models is None or not name or find(path).access is Access.OPEN:
+        return gateway.run_dir
+    info = find_info(await gateway.models.models(), name)
+    if not info.run_dir:
+        raise bad_field("model", f"{info.name!r} is not loaded")
+    return Path(info.run_dir)
 
 
 async def _ask(socket: Path, method: str, path: str, accept: str) -> Response:

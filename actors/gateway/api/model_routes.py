@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -13,7 +11,7 @@ from actorium.actors.gateway.engine_uses import EngineUses, checked_keep_alive
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError, bad_field
 from actorium.actors.gateway.http.replies import JsonReply
-from actorium.actors.model_manager.manager_messages import ModelState, ServedModelInfo
+from actorium.actors.model_manager.manager_messages import ModelList, ModelState, ServedModelInfo
 
 STATUS: dict[ModelState, str] = {"waiting": "loading", "ready": "loaded", "stopping": "unloaded"}
 """llama-server's word for a model's state, where it is another one."""
@@ -77,14 +75,14 @@ def card(info: ServedModelInfo) -> ModelCard:
                      default=info.default, status=status)
 
 
-def find_info(models: Sequence[ServedModelInfo], name: str) -> ServedModelInfo:
+def find_info(models: ModelList, name: str) -> ServedModelInfo:
     """Returns the model of a name. Raises `HttpError` 404, with names that there are."""
     wanted = name.removesuffix(":latest")
-    for info in models:
+    for info in models.models:
         if name in info.names or wanted in info.names:
             return info
-    names = ", ".join(repr(info.name[:100]) for info in models[:SHOWN_NAMES])
-    more = len(models) - SHOWN_NAMES
+    names = ", ".join(repr(info.name[:100]) for info in models.models[:SHOWN_NAMES])
+    more = len(models.models) - SHOWN_NAMES
     raise HttpError(404, f"model: {name[:200]!r} is not served here; "
                     + (f"{names}{f' and {more} more' if more > 0 else ''} are" if names else
                        "no model is"), "model", code="model_not_found")
@@ -108,14 +106,14 @@ async def models(http: HttpRequest) -> Response:
 async def model(http: HttpRequest) -> Response:
     """Handles `/v1/models/{name}`."""
     listed = await uses_of(http).models()
-    return JsonReply(card(find_info(listed.models, http.path_params["name"])))
+    return JsonReply(card(find_info(listed, http.path_params["name"])))
 
 
 async def load(http: HttpRequest) -> Response:
     """Handles `/models/load`: begins to load a model."""
     uses, body = uses_of(http), await bodies.read(http, ModelBody)
     keep_alive = None if body.keep_alive is None else checked_keep_alive(body.keep_alive)
-    info = find_info((await uses.models()).models, body.model)
+    info = find_info(await uses.models(), body.model)
     if info.state in RUNNING:
         raise bad_field("model", f"{info.name!r} is already running")
     uses.load(info.name, keep_alive)
@@ -125,7 +123,7 @@ async def load(http: HttpRequest) -> Response:
 async def unload(http: HttpRequest) -> Response:
     """Handles `/models/unload`: ends a model's engine as soon as nobody uses it."""
     uses, body = uses_of(http), await bodies.read(http, ModelBody)
-    info = find_info((await uses.models()).models, body.model)
+    info = find_info(await uses.models(), body.model)
     if info.state not in RUNNING:
         raise bad_field("model", f"{info.name!r} is not running")
     await uses.unload(info.name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
 from time import monotonic
 from typing import Any, ClassVar
 
@@ -23,9 +22,11 @@ from actorium.actors.gateway.api.answers import ContentLogprob, chat_logprobs
 from actorium.actors.gateway.api.chat_completions import ChatTurn
 from actorium.actors.gateway.api.fill_in_middle import fill_in_middle
 from actorium.actors.gateway.api.ollama_body import HONOURED, OllamaChatBody, OllamaGenerateBody
+from actorium.actors.gateway.api.ollama_models import rfc3339, unload
 from actorium.actors.gateway.api.sampling_fields import request_for, sampling, structured_of
 from actorium.actors.gateway.engine_call import EngineCall, call_of
-from actorium.actors.gateway.http.http_errors import SERVER, HttpError, bad_field
+from actorium.actors.gateway.http import bodies
+from actorium.actors.gateway.http.http_errors import HttpError, bad_field
 from actorium.actors.gateway.http.replies import NDJSON, EventStream, JsonReply, json_line
 from actorium.actors.gateway.parsers.custom_calls import AnswerPart
 from actorium.actors.gateway.parsers.parts import (
@@ -165,19 +166,17 @@ class OllamaTurn(ChatTurn):
 
     @classmethod
     async def handle(cls, http: HttpRequest) -> Response | EventStream:
-        call, asked = call_of(http), await cls.read_body(http)
-        unloads = asked.is_empty and asked.keep_seconds == 0
-        if unloads and call.gateway.models is not None:
-            await call.gateway.models.unload(asked.model)
-            return JsonReply(OllamaLine(model=asked.model, created_at=_time(call.created),
-                                        done=True, done_reason="unload"))
-        turn = await cls.of_body(call, asked)
+        call, body = call_of(http), await bodies.read(http, cls.body_type)
+        call.event_end = cls.form.event_end
+        body.check()
+        if body.is_empty and body.keep_seconds == 0:
+            await unload(call.gateway, body.model or "")
+            return JsonReply(OllamaLine(model=body.model or "", created_at=rfc3339(call.created),
+                                           done=True, done_reason="unload"))
+        call.chosen.comment = None  # lines of JSON have no place for comments
+        turn = await cls.of_body(call, body)
         turn._ready_at = monotonic()
-        if unloads:
-            raise HttpError(501, f"keep_alive: {turn._name!r} is this server's one model, which "
-                            "stays loaded until the server is stopped", "keep_alive", SERVER,
-                            "not_implemented")
-        if asked.is_empty:
+        if body.is_empty:
             return JsonReply(turn._line(AnswerText(), "load"))
         return await turn.respond(await turn.ready_requests())
 
@@ -248,15 +247,10 @@ class OllamaTurn(ChatTurn):
             line.eval_duration = _nanoseconds(now - self._first_at)
 
     def _shown(self, text: AnswerText) -> OllamaLine:
-        return OllamaLine(
-            model=self._name, created_at=_time(self.call.created), done=False,
-            logprobs=text.logprobs,
-            message=OllamaMessage(role="assistant", content=text.content, thinking=text.thinking,
-                                  tool_calls=text.calls))
-
-
-def _time(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"
+        message = OllamaMessage(role="assistant", content=text.content, thinking=text.thinking,
+                                tool_calls=text.calls)
+        return OllamaLine(model=self._name, created_at=rfc3339(self.call.created),
+                          message=message, done=False, logprobs=text.logprobs)
 
 
 def _nanoseconds(seconds: float) -> int:
@@ -297,5 +291,5 @@ class OllamaGenerateTurn(OllamaTurn):
 
     def _shown(self, text: AnswerText) -> OllamaLine:
         return OllamaLine(
-            model=self._name, created_at=_time(self.call.created), done=False,
+            model=self._name, created_at=rfc3339(self.call.created), done=False,
             logprobs=text.logprobs, response=text.content, thinking=text.thinking)

@@ -6,31 +6,32 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from actorium.actors.config.models_settings import FOR_GOOD
+from actorium.actors.config.tree import Config, ModelConfig
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.api.model_routes import find_info
+from actorium.actors.gateway.engine_uses import EngineUses
 from actorium.actors.gateway.gateway_state import GatewayState
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError, bad_field
 from actorium.actors.gateway.http.replies import NDJSON, EventStream, JsonReply, json_line
-from actorium.actors.gateway.parsers.parser_factory import ModelTemplates, ParserFactory
-from actorium.actors.gateway.parsers.thoughts import AUTO, NONE
-from actorium.actors.gateway.served_model import LATEST, ServedModel
-from actorium.actors.model_manager.manager_messages import ServedModelInfo
+from actorium.actors.gateway.parsers.thoughts import NONE, detect_reasoning_parser
+from actorium.actors.gateway.served_model import LATEST
+from actorium.actors.model_manager.manager_messages import ModelList, ServedModelInfo
 from actorium.actors.models import model_dir
-from actorium.actors.models.model_facts import CheckpointFacts, model_facts
-from actorium.actors.models.template_files import template_sources
+from actorium.actors.models.gguf_folder import gguf_source
+from actorium.actors.models.model_facts import CheckpointFacts, files_digest, model_facts
+from actorium.actors.models.template_files import DEFAULT, template_sources
 from actorium.actors.runtime.worker_info import read_info
 
 API_VERSION = "0.13.0"
 """The version of Ollama whose API this is: clients refuse servers that are older than they need."""
-PULLING, PULLED = {"status": "pulling manifest"}, {"status": "success"}
 NEVER = "9999-12-31T23:59:59Z"
 """When a model is unloaded that stays."""
 
@@ -53,6 +54,17 @@ class PullBody(NamedModel, kw_only=True):
     """The body of `/api/pull`."""
 
     stream: bool = True
+
+
+async def unload(gateway: GatewayState, name: str) -> None:
+    """Unloads a model as soon as nobody uses it. Raises `HttpError`: 404 if there is no such model,
+    501 on a server of one, whose engine is that server."""
+    if gateway.models is None:
+        model = await gateway.engine.check_model(name)
+        raise HttpError(501, f"keep_alive: {model.name!r} is this server's one model, which stays "
+                        "loaded until the server is stopped", "keep_alive", SERVER,
+                        "not_implemented")
+    await gateway.models.unload(find_info(await gateway.models.models(), name).name)
 
 
 async def version(http: HttpRequest) -> Response:
@@ -79,124 +91,152 @@ async def make(http: HttpRequest) -> Response:
 
 
 class OllamaModels:
-    """The routes about a server's models. What the files of the only one say is read at the first
-    request."""
+    """The routes that list a server's models. What the files of an only one say is read once."""
 
     def __init__(self, gateway: GatewayState) -> None:
-        self._engine, self._several = gateway.engine, gateway.models
-        self._facts: CheckpointFacts | None = None
+        self._gateway = gateway
+        self._facts: tuple[CheckpointFacts, str] | None = None
+        """Of an only model, and the digest of its files."""
 
-    async def served(self) -> list[ServedModelInfo]:
-        """Returns the models that are served. Raises `ActoriumError`, `HttpError`."""
-        if self._several is not None:
-            return (await self._several.models()).models
-        model = await self._engine.served_model()
-        facts = await self._model_facts(model)
+    async def served(self) -> ModelList:
+        """Returns the models that are served. Raises `HttpError`, `ActoriumError`."""
+        if self._gateway.models is not None:
+            return await self._gateway.models.models()
+        engine = self._gateway.engine
+        model = await engine.served_model()
+        facts, digest = await self._facts_of(Path(model.info["model_path"]))
         names = list(model.names.served)
-        return [ServedModelInfo(
+        return ModelList("", [ServedModelInfo(
             name=names[0], names=names, model=model.info["model_path"], state="ready",
-            default=True, pinned=True, size=facts.size, modified=facts.modified,
-            digest=facts.digest, architecture=model.info.get("architecture", ""),
-            family=facts.family, format=facts.format, quantization=facts.quantization,
-            parameters=facts.parameters, context_length=model.max_model_len,
-            run_dir=str(self._engine.run_dir), keep_alive=FOR_GOOD)]
+            default=True, pinned=True, digest=digest, run_dir=str(engine.run_dir),
+            keep_alive=FOR_GOOD,
+            **facts._replace(context_length=model.max_model_len)._asdict())])
 
-    async def _model_facts(self, model: ServedModel) -> CheckpointFacts:
+    async def _facts_of(self, folder: Path) -> tuple[CheckpointFacts, str]:
         if self._facts is None:
             try:
-                path = Path(model.info["model_path"])
-                self._facts = await asyncio.to_thread(model_facts, path)
+                self._facts = await asyncio.to_thread(_read_facts, folder)
             except (ActoriumError, OSError):  # the engine is on another machine, say
-                self._facts = CheckpointFacts()
+                self._facts = CheckpointFacts(), ""
         return self._facts
 
     async def tags(self, http: HttpRequest) -> Response:
         """Handles `/api/tags`: every served name is a model."""
         return JsonReply({"models": [
-            {**_card(model, name), "modified_at": _time(model.modified)}
-            for model in await self.served() for name in model.names]})
+            {**_card(model, name), "modified_at": rfc3339(model.modified)}
+            for model in (await self.served()).models for name in model.names]})
 
     async def running(self, http: HttpRequest) -> Response:
         """Handles `/api/ps`."""
-        found = []
-        for model in await self.served():
-            if model.state == "ready":
-                held = read_info(Path(model.run_dir), "worker-0")
-                size = held.weights_bytes + held.kv_bytes + held.state_bytes if held else model.size
-                on_gpu = held is not None and not held.device.startswith("cpu")
-                found.append({**_card(model, model.name), "size": size,
-                              "size_vram": size if on_gpu else 0,
-                              "expires_at": NEVER if model.expires_at is None
-                              else _time(model.expires_at),
-                              "context_length": model.context_length})
-        return JsonReply({"models": found})
+        return JsonReply({"models": [_loaded(model) for model in (await self.served()).models
+                                     if model.state in ("ready", "sleeping")]})
 
     async def show(self, http: HttpRequest) -> Response:
-        """Handles `/api/show`."""
+        """Handles `/api/show`. Starts no engine: of a model that is not loaded, its files say what
+        it can."""
         name = (await bodies.read(http, NamedModel)).given()
-        if self._several is None:
-            model: ServedModel | None = await self._engine.check_model(name)
-            [shown] = await self.served()
+        if self._gateway.models is None:
+            model = await self._gateway.engine.check_model(name)
+            info = (await self.served()).models[0]
+            ability = Ability(model.templates.plain, bool(model.info.get("media")),
+                              model.parsing.reasoning != NONE, model.fim is not None,
+                              model.info.get("generation_defaults") or {})
         else:
-            shown = find_info(await self.served(), name)
-            model = await self._loaded(shown)
-        templates = model.templates if model is not None else await _templates_of(shown)
-        family = shown.family or shown.architecture
-        info = model.info if model is not None else {}
-        defaults: Mapping[str, Any] = info.get("generation_defaults") or {}
+            info = find_info(await self.served(), name)
+            ability = await asyncio.to_thread(_ability_of, info.model)
+        family = info.family or info.architecture
         return JsonReply({
-            "modelfile": "", "template": templates.plain, "license": "",
-            "parameters": "\n".join(f"{name:<30} {value}" for name, value in defaults.items()),
-            "details": _details(shown), "capabilities": _capabilities(templates, model),
-            "modified_at": _time(shown.modified),
+            "modelfile": "", "template": ability.template, "license": "",
+            "parameters": "\n".join(f"{own:<30} {value}"
+                                    for own, value in ability.defaults.items()),
+            "details": _details(info), "capabilities": ability.words(),
+            "modified_at": rfc3339(info.modified),
             "model_info": {
-                "general.architecture": family, "general.basename": shown.name,
-                "general.parameter_count": shown.parameters,
-                f"{family}.context_length": shown.context_length,
-                f"{family}.vocab_size": info.get("vocab_size", 0)}})
-
-    async def _loaded(self, shown: ServedModelInfo) -> ServedModel | None:
-        """Returns the model as its engine knows it; None = it is not loaded."""
-        assert self._several is not None
-        if shown.state != "ready":
-            return None
-        use = await self._several.use(shown.name)
-        try:
-            return await use.engine.served_model()
-        finally:
-            use.release()
+                "general.architecture": family, "general.basename": info.name,
+                "general.parameter_count": info.parameters,
+                f"{family}.context_length": info.context_length}})
 
     async def pull(self, http: HttpRequest) -> Response | EventStream:
-        """Handles `/api/pull`. Of a model that is served nothing is missing."""
-        body = await bodies.read(http, PullBody)
-        lines = self._pull(body.given())
+        """Handles `/api/pull`. Of a model that is served nothing is missing. Raises `HttpError` 403
+        for any other on a server of one."""
+        body, models = await bodies.read(http, PullBody), self._gateway.models
+        name = body.given()
+        if models is not None:
+            lines = _pulled(models, name)
+        elif (await self._gateway.engine.served_model()).names.known(name):
+            lines = _nothing_to_pull()
+        else:
+            raise HttpError(403, f"model: {name[:200]!r} is not served here, and this server "
+                            "fetches none: `actorium serve` starts one with it", "model",
+                            code="pull_not_allowed")
         if body.stream:
-            return EventStream(lines, json_line(PULLED), _refused_pull, form=NDJSON)
-        async for _ in lines:
-            pass
-        return JsonReply(PULLED)
-
-    async def _pull(self, name: str) -> AsyncGenerator[bytes, None]:
-        """Fetches a model unless it is served, and yields how far that is. Raises `HttpError`, 403
-        where the server does not allow it."""
-        if self._several is None:
-            if not (await self._engine.served_model()).names.known(name):
-                raise HttpError(403, f"model: {name[:200]!r} is not served here, and this server "
-                                "fetches none: `actorium serve` starts one with it", "model",
-                                code="pull_not_allowed")
-            yield json_line(PULLING)
-            return
-        async for progress in self._several.pull(name):
-            if progress.error:
-                status = 403 if progress.status == "refused" else 500
-                raise HttpError(status, f"model: {name[:200]!r} is not fetched: {progress.error}",
-                                "model", code="pull_failed")
-            yield json_line({"status": progress.status, "total": progress.total,
-                             "completed": progress.completed} if progress.total else PULLING)
+            return EventStream(lines, b"", _error_line, form=NDJSON)
+        return JsonReply([line async for line in lines][-1])
 
 
-async def _refused_pull(error: HttpError) -> bytes:
+class Ability(NamedTuple):
+    """What may be asked of a model."""
+
+    template: str
+    sees: bool
+    thinks: bool
+    fills_in: bool
+    """Text in the middle."""
+    defaults: Mapping[str, Any]
+    """Of sampling."""
+
+    def words(self) -> list[str]:
+        """Returns it in Ollama's words. Tools are shown to any model that has a template."""
+        able = {"completion": True, "vision": self.sees, "tools": bool(self.template),
+                "insert": self.fills_in, "thinking": self.thinks}
+        return [word for word, has in able.items() if has]
+
+
+def _ability_of(model: str) -> Ability:
+    """Returns what a model's files say, as far as they are there. model: what its engine is started
+    with."""
+    try:
+        folder = model_dir.resolve(model)
+        templates = template_sources(folder, None)
+        template = templates.get(DEFAULT, "")
+        return Ability(template, model_dir.takes_media(Config(model=ModelConfig(model=model))),
+                       detect_reasoning_parser("".join(templates.values())) != NONE, False,
+                       model_dir.generation_defaults(folder))
+    except (ActoriumError, OSError):
+        return Ability("", False, False, False, {})
+
+
+def _read_facts(folder: Path) -> tuple[CheckpointFacts, str]:
+    path = gguf_source(folder) or folder
+    return model_facts(path), files_digest(path)
+
+
+async def _nothing_to_pull() -> AsyncGenerator[bytes, None]:
+    yield json_line({"status": "pulling manifest"})
+    yield json_line({"status": "success"})
+
+
+async def _pulled(models: EngineUses, name: str) -> AsyncGenerator[bytes, None]:
+    """Yields the lines of a pull. Raises `HttpError`."""
+    async for progress in models.pull(name.removesuffix(LATEST)):
+        if progress.error:
+            raise HttpError(400, progress.error, "model", code="pull_failed")
+        sizes = {"completed": progress.completed, "total": progress.total} if progress.total else {}
+        yield json_line({"status": progress.status, **sizes})
+
+
+async def _error_line(error: HttpError) -> bytes:
     return json_line(error.ollama_body())
+
+
+def _loaded(model: ServedModelInfo) -> dict[str, Any]:
+    held = read_info(Path(model.run_dir), "worker-0") if model.run_dir else None
+    size = held.weights_bytes + held.kv_bytes + held.state_bytes if held else \
+        model.memory or model.size
+    on_gpu = held is not None and not held.device.startswith("cpu")
+    return {**_card(model, model.name), "size": size, "size_vram": size if on_gpu else 0,
+            "expires_at": NEVER if model.expires_at is None else rfc3339(model.expires_at),
+            "context_length": model.context_length}
 
 
 def tagged(name: str) -> str:
@@ -215,27 +255,6 @@ def _details(model: ServedModelInfo) -> dict[str, Any]:
             "quantization_level": model.quantization, "context_length": model.context_length}
 
 
-async def _templates_of(shown: ServedModelInfo) -> ModelTemplates:
-    """Returns the templates that a model's files have."""
-    try:
-        found = await asyncio.to_thread(
-            lambda: template_sources(model_dir.resolve(shown.model), None))
-    except (ActoriumError, OSError):  # it is not fetched yet, say
-        found = {}
-    return ModelTemplates.of({"chat_templates": found})
-
-
-def _capabilities(templates: ModelTemplates, model: ServedModel | None) -> list[str]:
-    """Returns what clients may ask of a model, in Ollama's words; model: None = it is not loaded,
-    and less is known."""
-    reasoning = (model.parsing if model is not None
-                 else ParserFactory(AUTO, AUTO, templates)).reasoning
-    able = {"completion": True, "vision": model is not None and bool(model.info.get("media")),
-            "tools": bool(templates.with_tools),
-            "insert": model is not None and model.fim is not None, "thinking": reasoning != NONE}
-    return [name for name, has in able.items() if has]
-
-
 def _rounded(parameters: int) -> str:
     """Returns a count as Ollama writes it: 134.52M; empty where it is not known."""
     for size, letter in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
@@ -244,5 +263,6 @@ def _rounded(parameters: int) -> str:
     return str(parameters) if parameters else ""
 
 
-def _time(seconds: float) -> str:
+def rfc3339(seconds: float) -> str:
+    """Returns a time, given in Unix seconds."""
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"

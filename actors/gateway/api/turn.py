@@ -67,22 +67,15 @@ class HttpTurn(ABC):
     @classmethod
     async def read(cls, http: HttpRequest) -> Self:
         """Returns the turn for an HTTP request. Raises `HttpError`, `ActoriumError`."""
-        return await cls.of_body(call_of(http), await cls.read_body(http))
-
-    @classmethod
-    async def read_body(cls, http: HttpRequest) -> Any:
-        """Returns the checked body. Raises `HttpError`."""
         call = call_of(http)
         call.event_end = cls.form.event_end
-        if cls.form is not SSE:
-            call.chosen.comment = None
         body = await bodies.read(http, cls.body_type)
         body.check()
-        return body
+        return await cls.of_body(call, body)
 
     @classmethod
     async def of_body(cls, call: EngineCall, body: Any) -> Self:
-        """Returns the turn for a checked body. Raises `HttpError`, `ActoriumError`."""
+        """Returns the turn for a body that has been checked. Raises as `read`."""
         turn = cls(call, await call.chosen.model(body), body)
         call.fields = turn.engine_fields()
         return turn

@@ -68,8 +68,7 @@ class AnswerSender:
         if self._record is not None:
             self._record.position = COMMENTS_ONLY
         if not self.only_comments:
-            await self({"type": "http.response.start", "status": 200,
-                        "headers": SSE.headers})
+            await self({"type": "http.response.start", "status": 200, "headers": SSE.headers})
             self.only_comments = True
         await self({"type": "http.response.body", "body": comment(text), "more_body": True})
 

@@ -79,8 +79,8 @@ class HttpExchange:
     async def refuse(self, error: HttpError) -> None:
         """Answers with the error, unless an answer has begun."""
         if not self.answer.status or self.answer.only_comments:
-            continued = self.answer.continued or self.answer.only_comments
             style = self.route.errors
+            continued = self.answer.continued or self.answer.only_comments
             body = error.body_in(style, None if continued else self.request_id)
             if continued:
                 self.answer.status = 200
@@ -161,7 +161,9 @@ class Guard:
             raise HttpError(503, "the engine is stopping", None, SERVER, "unavailable")
         app, waits_for_recovery = self._app, route.generates and call.position is None
         if gateway.models is not None:
-            app, call.chosen.comment = self._with_queried_engine, exchange.answer.comment
+            app = self._with_queried_engine
+            if route.errors is not ErrorStyle.OLLAMA:  # lines of JSON have no comments
+                call.chosen.comment = exchange.answer.comment
             call.chosen.waits_for_recovery = waits_for_recovery
         elif waits_for_recovery:
             await gateway.engine.gate.enter()

@@ -30,11 +30,11 @@ class StreamForm(NamedTuple):
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """The answer's headers."""
-        return [(b"content-type", self.media_type), *_UNBUFFERED]
+        """Returns the headers that all such streams have."""
+        return [(b"content-type", self.media_type), (b"cache-control", b"no-cache"),
+                (b"x-accel-buffering", b"no")]
 
 
-_UNBUFFERED = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 SSE = StreamForm(b"text/event-stream; charset=utf-8", BLANK_LINE)
 NDJSON = StreamForm(b"application/x-ndjson", b"\n")
 _LINE_ENDS = re.compile(rb"[\r\n]|\xc2\x85|\xe2\x80[\xa8\xa9]")
@@ -57,11 +57,6 @@ def sse_event(value: Any, kind: str = "") -> bytes:
     return b"%bdata: %b\n\n" % (named, encode_json(value))
 
 
-def comment(text: str) -> bytes:
-    """Returns a comment for a stream of server-sent events: readers skip it."""
-    return b": %b\n\n" % " ".join(text.split()).encode()
-
-
 def json_line(value: Any) -> bytes:
     """Returns a value as one line of JSON, its end included, whoever splits the lines."""
     return _LINE_ENDS.sub(_within_line, encode_json(value)) + NDJSON.event_end
@@ -70,6 +65,11 @@ def json_line(value: Any) -> bytes:
 def _within_line(found: re.Match[bytes]) -> bytes:
     # Outside of strings, where JSON allows them as white space, or within, where it does not.
     return b" " if found[0] in b"\r\n" else b"\\u%04x" % ord(found[0].decode())
+
+
+def comment(text: str) -> bytes:
+    """Returns a comment for a stream of events: readers skip it."""
+    return b": %b\n\n" % " ".join(text.split()).encode()
 
 
 class EventStream:

@@ -113,7 +113,7 @@ ROUTES: tuple[Route, ...] = (
     Route("ollama_ps", GET, ("/api/ps",), errors=ErrorStyle.OLLAMA),
     Route("ollama_show", POST, ("/api/show",), errors=ErrorStyle.OLLAMA),
     Route("ollama_version", GET, ("/api/version",), Access.OPEN, errors=ErrorStyle.OLLAMA),
-    Route("ollama_pull", POST, ("/api/pull",), errors=ErrorStyle.OLLAMA),
+    Route("ollama_pull", POST, ("/api/pull",), Access.ADMIN, errors=ErrorStyle.OLLAMA),
     Route("ollama_embed", POST, ("/api/embed", "/api/embeddings"), errors=ErrorStyle.OLLAMA),
     Route("ollama_delete", DELETE, ("/api/delete",), errors=ErrorStyle.OLLAMA),
     Route("ollama_make", POST, ("/api/create", "/api/copy", "/api/push"),
@@ -141,7 +141,9 @@ ROUTES: tuple[Route, ...] = (
     _probe("/health_generate", Access.KEY, BOTH),
 )
 OF_THE_SERVER = frozenset({"page", "status", "docs", "dashboard", "models", "model", "load_model",
-                           "unload_model", "version", "health", "openapi", "probe"})
+                           "unload_model", "version", "health", "openapi", "probe", "ollama_tags",
+                           "ollama_ps", "ollama_show", "ollama_version", "ollama_pull",
+                           "ollama_embed", "ollama_delete", "ollama_make"})
 """Names of routes about the server and not about one of its models: where it has several, `?model=`
 chooses the engine of all others."""
 PARAMETER = re.compile(r"\{(\w+)(:path)?\}")

@@ -21,14 +21,14 @@ from actorium.actors.config.tree import Config, GatewayConfig, ModelConfig, dump
 from actorium.actors.gateway import engine_uses, served_engine
 from actorium.actors.gateway.app import build_app
 from actorium.actors.gateway.gateway_state import GatewayState
-from actorium.actors.model_manager.manager_core import (
-    ManagerCore,
+from actorium.actors.model_manager.manager_core import ManagerCore
+from actorium.actors.model_manager.manager_messages import ToManagerFront
+from actorium.actors.model_manager.manager_orders import (
     PlanEngine,
     ScanModels,
     StartEngine,
     StopEngine,
 )
-from actorium.actors.model_manager.manager_messages import ToManagerFront
 from actorium.actors.model_manager.model_record import CatalogEntry, EngineLimits
 from actorium.actors.runtime.rundir import address
 from actorium.actors.runtime.security.private_paths import open_directory
@@ -102,25 +102,25 @@ class ManagerInLoop:
         for order in self.core.pop_orders():
             match order:
                 case ScanModels():
-                    self.core.on_catalog(self.entries, monotonic())
+                    self.core.set_catalog(self.entries, monotonic())
                 case PlanEngine(entry):
-                    self.core.on_planned(entry, 1, "", monotonic())
+                    self.core.set_plan(entry, 1, "", monotonic())
                 case StartEngine(entry):
                     asyncio.get_running_loop().call_later(self.delay, self._started, entry.name)
                 case StopEngine(name):
                     self.running.discard(name)
-                    self.core.on_ended(name, "", monotonic())
+                    self.core.engine_ended(name, "", monotonic())
 
     def _started(self, name: str) -> None:
         if name in self.faults:
-            self.core.on_ended(name, self.faults[name], monotonic())
+            self.core.engine_ended(name, self.faults[name], monotonic())
             return
         path = self.run_dir / name
         path.mkdir(mode=0o700, exist_ok=True)
         (path / "config.json").unlink(missing_ok=True)
         (path / "config.json").write_bytes(dump(Config()))
         self.running.add(name)
-        self.core.on_ready(name, str(path), monotonic())
+        self.core.engine_ready(name, str(path), monotonic())
 
 
 class ModelsGateway:

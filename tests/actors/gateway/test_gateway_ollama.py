@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import pytest
 from helpers_gateway import Scripted, scripted_app
+from helpers_models import several_models
 
 from actorium.actors.client.requests import Request
 from actorium.actors.config.tree import Config, GatewayConfig, ModelConfig
 from actorium.actors.gateway.api.ollama import AnswerText, CallAssembler
 from actorium.actors.gateway.api.ollama_body import HONOURED, NEUTRAL, START_UP, OllamaOptions
+from actorium.actors.gateway.engine_uses import EngineUses
 from actorium.actors.gateway.http.replies import json_line
 from actorium.actors.gateway.http.routes import ROUTES, ErrorStyle
 from actorium.actors.gateway.parsers.parts import (
@@ -22,6 +26,7 @@ from actorium.actors.gateway.parsers.parts import (
     ToolCallArguments,
     ToolCallBegin,
 )
+from actorium.actors.model_manager.manager_messages import PullProgress
 from actorium.actors.params import Structured
 
 TEMPLATE = "<think></think>{% if tools %}<tool_call>{% endif %}{{ messages[0].content }}"
@@ -367,3 +372,82 @@ def test_calls_are_whole() -> None:
 def test_arguments_that_are_no_object_are_text(arguments: str) -> None:
     text = assembled(ToolCallBegin(0, "f"), ToolCallArguments(0, arguments))
     assert (text.calls, text.content) == ([], arguments)
+
+
+# --- several models ---
+
+def test_several_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with several_models(monkeypatch, tmp_path, "ant", "bee", delay=0.05) as one:
+            async def post(path: str, status: int = 200, **body: Any) -> Any:
+                answer = await one.client.post(path, json=body)
+                assert answer.status_code == status, answer.text
+                return [json.loads(line) for line in answer.text.splitlines()]
+
+            async def loaded() -> list[str]:
+                models = (await one.client.get("/api/ps")).json()["models"]
+                return [model["name"] for model in models]
+
+            tags = (await one.client.get("/api/tags")).json()["models"]
+            assert [model["name"] for model in tags] == [
+                "ant:latest", "ant-alias:latest", "bee:latest", "bee-alias:latest"]
+            assert await loaded() == []
+            lines = await post("/api/chat", model="ant:latest", messages=USER)
+            assert "".join(line["message"]["content"] for line in lines) == "I am ant."
+            assert lines[-1]["load_duration"] > 0.04e9
+            whole, = await post("/api/generate", model="bee", prompt="Who?", stream=False)
+            assert whole["response"] == "I am bee." and await loaded() == [
+                "ant:latest", "bee:latest"]
+            for path, model in (("/api/generate", "bee"), ("/api/chat", "ant-alias:latest")):
+                ended, = await post(path, model=model, keep_alive=0)
+                assert (ended["done_reason"], ended["model"]) == ("unload", model)
+            await one.until(lambda: not one.manager.running)
+            assert await loaded() == []
+            begun, = await post("/api/generate", model="bee", keep_alive="5m")
+            assert begun["done_reason"] == "load" and await loaded() == ["bee:latest"]
+            await post("/api/chat", model="bee", messages=USER, keep_alive=0)
+            await one.until(lambda: not one.manager.running)
+            shown, = await post("/api/show", model="ant:latest")
+            assert shown["capabilities"] == ["completion"] and not one.manager.running
+            for path, body in (("/api/chat", {"messages": USER}), ("/api/show", {}),
+                               ("/api/generate", {"keep_alive": 0})):
+                error, = await post(path, 404, model="cat", **body)
+                assert "'cat'" in error["error"]
+            error, = await post("/api/chat", 400, messages=USER)
+            assert "model" in error["error"]
+            error, = await post("/api/chat", 400, model="ant", messages=USER, keep_alive="soon")
+            assert error["error"].startswith("keep_alive")
+
+    asyncio.run(run())
+
+
+def test_a_model_whose_engine_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with several_models(monkeypatch, tmp_path, "ant") as one:
+            one.manager.faults["ant"] = "no such file"
+            answer = await one.client.post("/api/chat", json={"model": "ant", "messages": USER})
+            assert answer.status_code == 500 and "no such file" in answer.json()["error"]
+
+    asyncio.run(run())
+
+
+def test_a_pull_shows_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = [PullProgress("", "fetching a/b", 5, 10), PullProgress("", "success", done=True)]
+
+    async def pull(self: EngineUses, name: str) -> AsyncGenerator[PullProgress, None]:
+        for step in steps if name == "a/b" else [PullProgress("", "failed", done=True, error="no")]:
+            yield step
+
+    async def run() -> None:
+        async with several_models(monkeypatch, tmp_path, "ant") as one:
+            answer = await one.client.post("/api/pull", json={"model": "a/b:latest"})
+            assert [json.loads(line) for line in answer.text.splitlines()] == [
+                {"status": "fetching a/b", "completed": 5, "total": 10}, {"status": "success"}]
+            for stream in (False, True):
+                answer = await one.client.post("/api/pull", json={"name": "c", "stream": stream})
+                assert (answer.status_code, answer.json()) == (400, {"error": "no"})
+            answer = await one.client.post("/api/pull", json={"name": "a/b", "stream": False})
+            assert answer.json() == {"status": "success"}
+
+    monkeypatch.setattr(EngineUses, "pull", pull)
+    asyncio.run(run())

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from helpers_gateway import ScriptedStream
 from helpers_models import several_models
+from starlette.responses import Response
 from test_gateway_routes import ask
 
 from actorium.actors.config.tree import GatewayConfig
 from actorium.actors.gateway import engine_uses
+from actorium.actors.gateway.api import engine_routes
 from actorium.actors.gateway.chosen_engine import COMMENTS_ONLY
 from actorium.actors.runtime.http.connection_records import ConnectionRecords
 from actorium.actors.runtime.http.http_connection import RECORD
@@ -394,3 +396,27 @@ def test_a_server_of_one_model_has_nothing_to_load() -> None:
     for path in ("/models/load", "/models/unload"):
         error = refused(ask("POST", path, {"model": "demo"}), 400)
         assert error["code"] == "one_model" and "--models-dir" in error["message"]
+
+
+def test_an_engines_probes_are_asked_where_it_runs(tmp_path: Path,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path] = []
+
+    async def ask_socket(socket: Path, *given: Any) -> Response:
+        asked.append(socket.parent)
+        return Response(b"ok")
+
+    monkeypatch.setattr(engine_routes, "_ask", ask_socket)
+
+    async def run() -> None:
+        async with several_models(monkeypatch, tmp_path, "ant") as one:
+            error = refused(await one.client.get("/metrics?model=ant"), 400)
+            assert "not loaded" in error["message"] and not asked
+            await one.chat("ant")
+            for path in ("/metrics", "/metrics?model=ant", "/livez?model=ant"):
+                assert (await one.client.get(path)).status_code == 200
+            run_dir = one.manager.run_dir
+            assert asked == [run_dir, run_dir / "ant", run_dir]
+            refused(await one.client.get("/metrics?model=cow"), 404)
+
+    asyncio.run(run())

@@ -262,13 +262,29 @@ def test_a_silent_client_loses_its_uses() -> None:
     assert waits in world.held
 
 
-def test_a_client_that_cannot_be_reached_loses_its_uses_at_once() -> None:
+def test_a_client_that_cannot_be_reached_keeps_what_it_was_granted_for_its_successor() -> None:
     world = PretendedEngines(ABC, EngineLimits())
     world.use("a", 0.0)
     client = world.client
     world.abandon()
     world.core.on_client_lost(client, world.now)
     world.settle()
+    assert world.stopped == []
+    world.use("a", 0.0)  # the successor's
+    world.advance(LEASE_SECONDS + 1)
+    assert world.stopped == []
+
+
+def test_a_client_that_cannot_be_reached_and_has_no_successor() -> None:
+    world = PretendedEngines(ABC, EngineLimits(engines=1))
+    world.use("a", 0.0)
+    world.use("b")
+    client = world.client
+    world.abandon()
+    world.core.on_client_lost(client, world.now)
+    world.settle()
+    assert world.core.uses.waiting_count == 0 and world.stopped == []
+    world.advance(LEASE_SECONDS + 1)
     assert world.stopped == ["a"]
 
 
