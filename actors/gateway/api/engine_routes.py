@@ -54,13 +54,14 @@ async def _meta(model: ServedModel) -> dict[str, Any]:
 
 
 def _read_meta(model: ServedModel) -> dict[str, Any]:
-    path, meta = Path(model.info["model_path"]), {"n_vocab": model.info.get("vocab_size")}
+    path = Path(model.info["model_path"])
+    meta = {"n_vocab": model.info.get("vocab_size"), "n_ctx": model.max_model_len}
     with contextlib.suppress(BadModel):  # the files may have been removed since the start
         config = read_config(path)
         meta |= {"n_ctx_train": trained_length(config),
                  "n_embd": text_config(config).get("hidden_size")}
         facts = model_facts(path)
-        meta |= {"n_params": facts.parameters, "size": facts.size}
+        meta |= {"n_params": facts.parameters, "size": facts.size, "ftype": facts.quantization}
     return meta
 
 

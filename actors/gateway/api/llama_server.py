@@ -38,7 +38,8 @@ async def props(http: HttpRequest) -> Response:
             "n_ctx": model.max_model_len, "params": _default_settings(model)},
         "total_slots": _slots(engine), "model_alias": model.name,
         "model_path": info["model_path"], "chat_template": info.get("chat_template") or "",
-        "modalities": {"vision": bool(info.get("media")), "audio": False},
+        "modalities": dict.fromkeys(("vision", "video"), bool(info.get("media")))
+        | {"audio": False},
         "bos_token": await engine.client.detokenize(bos) if bos else "",
         "eos_token": await engine.client.detokenize(eos[:1]) if eos and known else "",
         "endpoint_slots": True, "endpoint_props": False, "endpoint_metrics": True,

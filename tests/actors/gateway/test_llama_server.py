@@ -184,7 +184,7 @@ def test_questions_about_the_server(packaged: Served, http: httpx.Client) -> Non
     assert props["total_slots"] == 16 and props["model_path"]
     assert props["default_generation_settings"]["n_ctx"] == 4096
     assert "messages" in props["chat_template"] and props["eos_token"] == "<|im_end|>"
-    assert props["modalities"] == {"vision": False, "audio": False}
+    assert props["modalities"] == {"vision": False, "video": False, "audio": False}
     assert http.post("/props", json={}).status_code == 501
     slots = http.get("/slots?fail_on_no_slot=1").json()
     assert [one["id"] for one in slots] == list(range(16))
@@ -192,7 +192,8 @@ def test_questions_about_the_server(packaged: Served, http: httpx.Client) -> Non
     assert http.get("/lora-adapters").json() == []
     assert http.get("/health").json()["status"] == "ok"
     meta = http.get("/v1/models").json()["data"][0]["meta"]
-    assert (meta["n_vocab"], meta["n_ctx_train"], meta["n_embd"]) == (1920, 4096, 256)
+    assert [meta[name] for name in ("n_vocab", "n_ctx", "n_ctx_train", "n_embd", "ftype")] == [
+        1920, 4096, 4096, 256, "BF16"]
     assert 4e6 < meta["n_params"] < 6e6 and meta["size"] > meta["n_params"]
     shown = http.post("/apply-template", json={"messages": [{"role": "user", "content": "Hi"}]})
     assert shown.json()["prompt"].endswith("Hi<|im_end|>\n<|im_start|>assistant\n")
