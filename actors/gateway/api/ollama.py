@@ -173,7 +173,6 @@ class OllamaTurn(ChatTurn):
             await unload(call.gateway, body.model or "")
             return JsonReply(OllamaLine(model=body.model or "", created_at=rfc3339(call.created),
                                            done=True, done_reason="unload"))
-        call.chosen.comment = None  # lines of JSON have no place for comments
         turn = await cls.of_body(call, body)
         turn._ready_at = monotonic()
         if body.is_empty:
