@@ -17,7 +17,7 @@ from actorium.actors.gateway.api.offered_tools import Function, ToolSelection
 from actorium.actors.gateway.api.response_formats import json_text
 from actorium.actors.gateway.http.http_errors import bad_field
 from actorium.actors.gateway.parsers.gemma4 import CALLS, GEMMA4
-from actorium.actors.gateway.parsers.gemma4_values import CALL, CALL_END, QUOTE
+from actorium.actors.gateway.parsers.gemma4_values import GEMMA4_FORM
 from actorium.actors.gateway.parsers.harmony import (
     ANALYSIS,
     CHANNEL,
@@ -208,8 +208,9 @@ def _gemma_calls(tools: ToolSelection) -> Node:
         if forced is not None or one.strict:
             arguments = [_const(f"{CALLS}{one.name}"), _arguments(one)]
         else:
-            arguments = [_const(f"{CALLS}{one.name}{{"), {**ANY_TEXT, "tokens": [QUOTE]}]
-        calls.append(_sequence(_token(CALL), *arguments, _token(CALL_END)))
+            arguments = [_const(f"{CALLS}{one.name}{{"),
+                         {**ANY_TEXT, "tokens": [GEMMA4_FORM.quote]}]
+        calls.append(_sequence(_token(GEMMA4_FORM.call), *arguments, _token(GEMMA4_FORM.call_end)))
     many = tools.parallel and not forced
     return {"type": "plus", "content": _one_of(*calls)} if many else _one_of(*calls)
 

@@ -30,6 +30,8 @@ class ToolCallBegin(NamedTuple):
     call: int
     """0, 1, ... in the message."""
     name: str
+    id: str = ""
+    """The id that the model wrote; empty where its form has none."""
 
 
 class ToolCallArguments(NamedTuple):
