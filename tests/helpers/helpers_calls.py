@@ -14,27 +14,33 @@ from actorium.actors.gateway.parsers.parameter_form import ParameterForm
 Call = tuple[str, Mapping[str, Any]]
 
 
-def written(name: str, calls: Sequence[Call]) -> str:
-    """The text of some calls in a format."""
+def written(name: str, calls: Sequence[Call], bound: bool = False) -> str:
+    """The text of some calls in a format. bound: values as JSON where a grammar binds them so."""
     match FORMATS[name].form:
         case CallForm() as form:
             return _objects(form, calls)
         case ParameterForm() as form:
             return "\n".join(_parameters(form, *one) for one in calls)
         case GemmaForm() as form:
-            return "".join(f"{form.call}call:{f}{_gemma(own, form.quote)}{form.call_end}"
-                           for f, own in calls)
+            return "".join(
+                f"{form.call}call:{f}{_json(own) if bound else _gemma(own, form.quote)}"
+                f"{form.call_end}" for f, own in calls)
         case None:
             return "".join(
                 f"{'<|start|>assistant' if i else ''}<|channel|>commentary to=functions.{f} "
                 f"<|constrain|>json<|message|>{_json(own)}<|call|>"
                 for i, (f, own) in enumerate(calls))
         case form:
-            each = [f"{f}({', '.join(f'{key}={value!r}' for key, value in own.items())})"
+            value_of = _bound if bound else repr
+            each = [f"{f}({', '.join(f'{key}={value_of(value)}' for key, value in own.items())})"
                     for f, own in calls]
             inner = f"[{', '.join(each)}]" if form.listed else "\n".join(each)
             mark = "" if form.bare else form.marks[0]
             return mark + inner + "".join(form.closers[:1] if mark else ())
+
+
+def _bound(value: Any) -> str:
+    return repr(value) if isinstance(value, bool | None) else _json(value)
 
 
 def _json(value: Any) -> str:
@@ -58,7 +64,7 @@ def _objects(form: CallForm, calls: Sequence[Call]) -> str:
         return f"[{', '.join(each)}]" if form.listed else form.separator.join(each)
     if form.listed:
         return f"{mark}[{', '.join(each)}]{end}"
-    return "\n".join(f"{mark}\n{one}\n{end}" for one in each)
+    return "\n".join(f"{mark}\n{one}{end and chr(10)}{end}" for one in each)
 
 
 def _parameters(form: ParameterForm, name: str, own: Mapping[str, Any]) -> str:

@@ -139,7 +139,7 @@ class ArgumentEnd:
         """Returns whether a value that was cut off here is complete."""
         last, quote = text.rstrip(SPACE), self._form.quote
         ends = last.endswith((quote, "}", "]")) or (
-            last.endswith('"') and not partial_mark(last, (quote,)))  # of which a quote has one, too
+            last.endswith('"') and not partial_mark(last, (quote,)))
         return ends and not self.string and not self._depth
 
 

@@ -22,6 +22,7 @@ from actorium.actors.gateway.parsers.json_calls import (
 from actorium.actors.gateway.parsers.parameter_calls import ParameterCallsParser, Schemas
 from actorium.actors.gateway.parsers.parameter_form import ParameterForm
 from actorium.actors.gateway.parsers.parts import (
+    CallsAloneParser,
     ChainedParser,
     OutputParser,
     PlainParser,
@@ -108,12 +109,12 @@ class ParserFactory:
         self._thoughts: dict[str, Thought] = {}
 
     def parser(self, tools: Schemas | None, forced: str | None, reasons: bool,
-               thought: Thought) -> OutputParser:
+               thought: Thought, own_form: bool = False) -> OutputParser:
         """Returns a parser for one choice.
 
         tools: schemas by name, None = calls are text; forced: the name of the function whose
         arguments the completion is, or "" = a list of calls; reasons: separate the reasoning, as
-        is always done with forced calls.
+        is always done with forced calls; own_form: forced calls have the model's own format.
         """
         if self._harmony:
             calls = self._reads_calls and (tools is not None or forced is not None)
@@ -121,7 +122,8 @@ class ParserFactory:
         if self.tools == GEMMA4:
             return Gemma4Parser(tools, reasons and self.reasoning != NONE, thought)
         if forced is not None:
-            reader: OutputParser = NamedCallParser(forced) if forced else CallListParser()
+            reader: OutputParser = CallsAloneParser(self._reader(tools)) if own_form else \
+                NamedCallParser(forced) if forced else CallListParser()
             reasons = thought is not Thought.NONE
         else:
             reader = self._reader(tools)

@@ -111,6 +111,19 @@ class ChainedParser:
         return out
 
 
+class CallsAloneParser:
+    """Parses a completion that is calls: the beginning of one that was cut is no text."""
+
+    def __init__(self, calls: OutputParser) -> None:
+        self._calls = calls
+
+    def feed(self, text: str) -> list[MessagePart]:
+        return [part for part in self._calls.feed(text) if not isinstance(part, TextPart)]
+
+    def end(self, cut: bool = False) -> list[MessagePart]:
+        return [part for part in self._calls.end(cut) if not isinstance(part, TextPart)]
+
+
 def merge_parts(parts: Iterable[MessagePart]) -> list[MessagePart]:
     """Merges adjacent parts of one kind: the result does not depend on how the text was cut."""
     out: list[MessagePart] = []

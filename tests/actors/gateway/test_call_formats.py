@@ -112,7 +112,8 @@ EXAMPLES: dict[str, list[tuple[str, list[MessagePart]]]] = {
          "<｜tool▁calls▁end｜>", call(0, "get_time", "{}"))],
     "deepseek_v32": [
         ('<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n'
-         '<｜DSML｜parameter name="x" string="true">5</｜DSML｜parameter>\n<｜DSML｜parameter name="y" string="false">5</｜DSML｜parameter>\n'
+         '<｜DSML｜parameter name="x" string="true">5</｜DSML｜parameter>\n'
+         '<｜DSML｜parameter name="y" string="false">5</｜DSML｜parameter>\n'
          "</｜DSML｜invoke>\n</｜DSML｜function_calls>", call(0, "f", '{"x": "5", "y": 5}'))],
     "minimax_m2": [
         ('<minimax:tool_call>\n<invoke name="f">\n<parameter name="n">3</parameter>\n</invoke>\n'
