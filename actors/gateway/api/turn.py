@@ -131,7 +131,7 @@ class HttpTurn(ABC):
         """Returns a reader of answers with reasoning and calls. separates_reasoning: False = it is
         text; keeps_reasoning: False = it is left out; customs: names of custom tools."""
         tools, model = self._tools, self.model
-        own_form = holds_demand(model.parsing.call_form, tools)
+        own_form = holds_demand(model.parsing.tools, tools)
         if model.parsing.special_marks:
             self.body.skip_special_tokens = False
 
@@ -150,8 +150,9 @@ class HttpTurn(ABC):
         if budget is not None and budget >= most:
             budget = None  # steps with a grammar take longer
         parsing = self.model.parsing
-        return constraint(wanted, self._tools, parsing.call_form, self._thought, budget,
-                          parsing.reasoning)
+        # A model whose format is not known writes calls that are demanded as plain JSON.
+        form = parsing.call_form if self._tools.forced is None else parsing.tools
+        return constraint(wanted, self._tools, form, self._thought, budget, parsing.reasoning)
 
     # --- what each API has of its own ---
 
