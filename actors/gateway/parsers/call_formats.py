@@ -6,6 +6,7 @@ Rows are in the order in which templates are looked through: `<tool_call>` is pa
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from actorium.actors.gateway.parsers.gemma4_values import (
@@ -17,6 +18,8 @@ from actorium.actors.gateway.parsers.harmony import CHANNEL
 from actorium.actors.gateway.parsers.json_calls import HERMES, CallForm
 from actorium.actors.gateway.parsers.parameter_form import ParameterForm
 from actorium.actors.gateway.parsers.python_calls import PythonForm
+
+_MARK = re.compile(r"<[^<>\s{}]+>|\[[A-Z_]+\]")
 
 
 class CallFormat(NamedTuple):
@@ -193,3 +196,21 @@ def detect_call_format(template: str) -> str | None:
     found = (name for name, row in FORMATS.items()
              if row.template and all(mark in template for mark in row.template))
     return next(found, "llama3_json" if "ipython" in template else None)
+
+
+def call_marks() -> frozenset[str]:
+    """Returns the marks of calls that grammars write as text, though they are special tokens of
+    some models."""
+    texts: list[str] = []
+    for row in FORMATS.values():
+        match row.form:
+            case CallForm(bare=False) as form:
+                texts += [*form.marks, *form.closers, form.section, form.section_end, *form.written]
+            case ParameterForm() as form:
+                texts += [form.open, form.close, form.function, form.function_end, form.parameter,
+                          form.parameter_end, *form.closers, *form.written]
+            case PythonForm(bare=False) as form:
+                texts += [*form.marks, *form.closers]
+            case GemmaForm() as form if form is not GEMMA4_FORM:
+                texts += [form.call, form.call_end, form.quote]
+    return frozenset(mark for text in texts for mark in _MARK.findall(text))
