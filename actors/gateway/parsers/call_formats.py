@@ -48,9 +48,8 @@ _BRACKETED = ParameterForm(
 _QUOTED_NAME = r"""["']?([^"'>\n]*)["']?[^>\n]*(?:>|(?=\n))"""
 _INVOKED = _BRACKETED._replace(
     function="<invoke name=", function_end="</invoke>", parameter="<parameter name=",
-    parameter_name=_QUOTED_NAME, lines=False, written=(
-        '{open}\n{function}"{name}">\n', '{parameter}"{name}">', "{parameter_end}\n",
-        "{function_end}\n{close}"))
+    parameter_name=_QUOTED_NAME, lines=False, shared=True, written=(
+        '{function}"{name}">\n', '{parameter}"{name}">', "{parameter_end}\n", "{function_end}"))
 _ARG_KEYS = ParameterForm(
     function="<tool_call>", name_end=r"\n|(?=<arg_key>|</tool_call>)", function_end="</tool_call>",
     parameter="<arg_key>", parameter_name=r"([^<]*)</arg_key>\s*<arg_value>",
@@ -67,9 +66,9 @@ def _dsml(calls: str, space: str = "") -> ParameterForm:
         name_end=">", function_end=f"</{mark}invoke>", parameter=f"<{mark}parameter name=",
         parameter_name=r"""["']?([^"'>\n]*)["']?(?:\s+string="(?P<string>true|false)")?[^>\n]*"""
                        r"(?:>|(?=\n))",
-        parameter_end=f"</{mark}parameter>", typed=True,
-        written=('{open}\n{function}"{name}">\n', '{parameter}"{name}" string="{string}">',
-                 "{parameter_end}\n", "{function_end}\n{close}"))
+        parameter_end=f"</{mark}parameter>", shared=True,
+        typed=True, written=('{function}"{name}">\n', '{parameter}"{name}" string="{string}">',
+                             "{parameter_end}\n", "{function_end}"))
 
 
 # --- JSON behind a name ---
@@ -122,14 +121,13 @@ FORMATS: dict[str, CallFormat] = {
             function="<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=",
             function_end="</steptml:invoke>", closers=("<｜tool_call_end｜>",),
             parameter="<steptml:parameter name=", parameter_end="</steptml:parameter>",
-            written=(*_INVOKED.written[:3], "{function_end}<｜tool_call_end｜>\n{close}")),
+            written=(*_INVOKED.written[:3], "{function_end}<｜tool_call_end｜>")),
         ("<steptml:",), True),
     "hy_v3": CallFormat(
         "Hunyuan 3", _ARG_KEYS._replace(
             open="<tool_calls>", close="</tool_calls>",
             name_end=r"<tool_sep>|\n|(?=<arg_key>|</tool_call>)",
-            written=("{open}\n{function}{name}<tool_sep>\n", *_ARG_KEYS.written[1:3],
-                     "{function_end}\n{close}")),
+            shared=True, written=("{function}{name}<tool_sep>\n", *_ARG_KEYS.written[1:])),
         ("<tool_sep>", "<arg_key>"), True),
     "glm45": CallFormat("GLM-4.5 to GLM-5, Ling 3, Laguna", _ARG_KEYS, ("<arg_key>",), True),
     "dots": CallFormat(
@@ -178,7 +176,10 @@ FORMATS: dict[str, CallFormat] = {
         ("<tool_call>", "<response>"), True),
     "jamba": CallFormat("Jamba, Hunyuan A13B, MiniMax M1", CallForm(
         ("<tool_calls>",), ("</tool_calls>",), listed=True), ("<tool_calls>",), True),
-    "qwen3_coder": CallFormat("Qwen3-Coder, Qwen3.5, MiMo, Step 3.5", _BRACKETED, ("<function=",)),
+    "qwen3_coder": CallFormat("Qwen3-Coder, Qwen3.5, Step 3.5", _BRACKETED, ("<function=",)),
+    "mimo": CallFormat("MiMo", _BRACKETED._replace(lines=False, written=(
+        _BRACKETED.written[0], "{parameter}{name}>", "{parameter_end}\n",
+        _BRACKETED.written[3]))),
     "hermes": CallFormat("Hermes, Qwen2.5, Qwen3, Granite 4, and all templates without a form of "
                          "their own", HERMES, ("<tool_call>",)),
     "llama3_json": CallFormat(
