@@ -25,7 +25,28 @@ from typing import Any
 MARK = re.compile(r"<\|?[^<>\s]{1,60}\|?>|\[[A-Z_]{4,}\]|</[^<>\s]{1,60}>|<[^<>\s]{1,60}>")
 
 
-class Record:
+class Open(type):
+    """Classes of which every attribute is its name."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Name(f"{cls.__name__}.{name}")
+
+
+class Name(str):
+    """A name, as is each of its attributes; calling it does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Name(f"{self}.{name}")
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+class Record(metaclass=Open):
     """Keeps what it is made with; other attributes are None."""
 
     def __init__(self, *values: Any, **fields: Any) -> None:
@@ -45,6 +66,8 @@ class Record:
 
 
 class Quiet:
+    """A logger, or settings, none of which is on."""
+
     def __getattr__(self, _: str) -> Any:
         return lambda *a, **k: False
 
@@ -67,7 +90,7 @@ class Replaced(types.ModuleType):
         elif name.isupper():  # settings
             made = 5.0 if "TIMEOUT" in name else False
         else:
-            made = type(name, (Record,), {"__module__": self.__name__})
+            made = Open(name, (Record,), {"__module__": self.__name__})
         setattr(self, name, made)
         return made
 

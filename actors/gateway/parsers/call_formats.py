@@ -36,6 +36,21 @@ class CallFormat(NamedTuple):
     call_id: str = "call_{digest:.24}"
     """The form of a call's id, where the model writes none; `digest` is unique to the call."""
 
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """Returns what calls begin with, for readers."""
+        match self.form:
+            case CallForm() as form:
+                marks = (form.section,) if form.section else form.marks
+                return (*marks, '{"name":') if form.bare else marks
+            case ParameterForm() as form:
+                return (form.open or form.function,)
+            case GemmaForm() as form:
+                return (form.call,)
+            case PythonForm() as form:
+                return (*form.marks, "[NAME(") if form.bare else form.marks
+        return (f"{CHANNEL}commentary to=functions.NAME",)
+
 
 # --- one parameter after the other ---
 
