@@ -12,11 +12,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from actorium.actors.config.reasoning_formats import GEMMA4, HARMONY
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.gateway.api.offered_tools import Function, ToolSelection
 from actorium.actors.gateway.api.response_formats import json_text
 from actorium.actors.gateway.http.http_errors import bad_field
-from actorium.actors.gateway.parsers.gemma4 import CALLS, GEMMA4
+from actorium.actors.gateway.parsers.gemma4 import CALLS
 from actorium.actors.gateway.parsers.gemma4_values import CALL, CALL_END, QUOTE
 from actorium.actors.gateway.parsers.harmony import (
     ANALYSIS,
@@ -26,7 +27,6 @@ from actorium.actors.gateway.parsers.harmony import (
     END,
     FINAL,
     FUNCTIONS,
-    HARMONY,
     MESSAGE,
     START,
 )
@@ -60,25 +60,22 @@ CODER = "qwen3_coder"
 
 
 def constraint(wanted: Structured | None, tools: ToolSelection, parser: str, thought: Thought,
-               budget: int | None = None, reasoning: str = "") -> Structured | None:
+               reasoning: str = "qwen3") -> Structured | None:
     """Returns the constraint on a completion. wanted: the text's format; parser, reasoning: the
-    names of the parsers of tools and of reasoning; budget: the most tokens of the thought. Raises
-    `HttpError`, `InvalidRequest`."""
+    formats of the model's calls and of its thoughts. Raises `HttpError`, `InvalidRequest`."""
     if parser == HARMONY:
-        return _harmony(wanted, tools, thought, budget)
+        return _harmony(wanted, tools, thought)
     calls = None if wanted is None or tools.forced is not None else _calls(tools, parser)
     thinks = thought is not Thought.NONE
     if tools.forced is not None:
         body = _gemma_calls(tools) if parser == GEMMA4 else _demanded(tools)
     elif wanted is not None and (thinks or calls is not None):
         body = _format(wanted) if calls is None else _one_of(_format(wanted), calls)
-    elif thinks and budget is not None:
-        body = ANY_TEXT
     else:
         return wanted
     if thinks:
-        marks = {"marks": GEMMA4} if GEMMA4 in (parser, reasoning) else {}
-        body = _sequence({**_thought(thought, budget), **marks}, body)
+        marks = GEMMA4 if parser == GEMMA4 else reasoning
+        body = _sequence({"type": "thought", "open": thought is Thought.OPEN, "marks": marks}, body)
     elif body["type"] == "json_schema":
         return Structured(json_schema=json_text(body["json_schema"]), lenient=body["lenient"])
     return _tagged(body)
@@ -88,17 +85,10 @@ def _tagged(body: Node) -> Structured:
     return Structured(structural_tag=json_text({"type": "structural_tag", "format": body}))
 
 
-def _thought(thought: Thought, budget: int | None) -> Node:
-    limit = {} if budget is None else {"max_tokens": budget}
-    return {"type": "thought", "open": thought is Thought.OPEN, **limit}
-
-
-def _harmony(wanted: Structured | None, tools: ToolSelection, thought: Thought,
-             budget: int | None) -> Structured | None:
+def _harmony(wanted: Structured | None, tools: ToolSelection, thought: Thought
+             ) -> Structured | None:
     """Returns the constraint on a completion in harmony: the model may reason first, then its last
     message is a call, or has the caller's format."""
-    if budget is not None and thought is not Thought.NONE:
-        raise bad_field("thinking_token_budget", "not with models that write harmony")
     if wanted is None and tools.forced is None:
         return None
     if thought is Thought.NONE:  # the completion goes on with the answer

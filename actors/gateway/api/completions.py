@@ -86,8 +86,6 @@ class CompletionBody(SamplingFields, kw_only=True):
         """Raises `HttpError` for unsupported fields."""
         if self.suffix:
             raise bad_field("suffix", "not supported")
-        if self.thinking_token_budget is not None:
-            raise bad_field("thinking_token_budget", "only with messages")
         if self.stream and self.prompt_logprobs is not None:
             raise bad_field("prompt_logprobs", "not in a stream")
         if self.max_tokens == 0 and not self.echo:
