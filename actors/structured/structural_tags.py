@@ -182,14 +182,13 @@ class _Translation:
         if name not in FORMATS:
             raise _wrong(f"{where}.marks", f"must be one of {', '.join(FORMATS)}")
         self._limits = self._limits._replace(thought=name, opened=is_open, budget=budget)
-        begin, end = (" | ".join(_in_lark(mark) for mark in marks)
-                      for marks in (FORMATS[name].begin, FORMATS[name].end))
+        begin, end = map(_any_of, (FORMATS[name].begin, FORMATS[name].end))
         then = self._named(then)
         # No text matches a special token, so it ends a text by itself.
-        thought = f"{self._rule(f'{TEXT} ({end})', lazy=_QUOTE in end)} {SPACES_BEHIND}"
+        thought = f"{self._rule(f'{TEXT} {end}', lazy=_QUOTE in end)} {SPACES_BEHIND}"
         if is_open:
             return Then(f"{thought} {then.expression}")
-        return Then(self._rule(f"({begin}) {thought} {then.expression} | {then.expression}"))
+        return Then(self._rule(f"{begin} {thought} {then.expression} | {then.expression}"))
 
     def _regex(self, node: Node, where: str, then: Then) -> Then:
         _known(node, where, ("type", "pattern"))
@@ -344,6 +343,12 @@ def _known(node: Node, where: str, keys: Sequence[str]) -> None:
     for key in node:
         if key not in keys:
             raise _wrong(f"{where}.{key}", "is not supported")
+
+
+def _any_of(marks: Sequence[str]) -> str:
+    """Returns any of a thought's marks."""
+    each = [_in_lark(mark) for mark in marks]
+    return each[0] if len(each) == 1 else f"({' | '.join(each)})"
 
 
 def _in_lark(mark: str) -> str:

@@ -75,7 +75,7 @@ class TextState(NamedTuple):
 
 NAMED = '{"grammars":[{"name":"'
 """How llguidance writes a grammar that has a name."""
-UNLIMITED, LIMITED, NO_THOUGHT = "any", "text", "-"
+UNLIMITED, LIMITED, NO_THOUGHT = "any", "text", "0"
 
 
 class TextLimits(NamedTuple):
@@ -96,7 +96,7 @@ class TextLimits(NamedTuple):
         if not self.json and self.budget is None:
             return UNLIMITED
         budget = -1 if self.budget is None else self.budget
-        return f"{LIMITED} {self.json:d} {self.thought or NO_THOUGHT} {self.opened:d} {budget}"
+        return f"{LIMITED} {self.json:d} {self.thought or NO_THOUGHT} {budget} {self.opened:d}"
 
 
 def limits_of(grammar: str) -> TextLimits | None:
@@ -109,6 +109,6 @@ def limits_of(grammar: str) -> TextLimits | None:
         return TextLimits(json=True)
     if kind != LIMITED:
         return None
-    json, thought, opened, budget = limits
+    json, thought, budget, opened = limits
     return TextLimits(json == "1", "" if thought == NO_THOUGHT else thought, opened == "1",
                       None if budget == "-1" else int(budget))
