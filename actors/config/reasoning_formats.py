@@ -84,7 +84,7 @@ THINK = ReasoningFormat(
     names=("glm45", "glm47", "mimo", "ling3", "minicpmv", "nemotron", "nemotron_v3", "nemotron_3",
            "granite_thinking_parser", "poolside_v1", "intern_s1", "interns1", "exaone4", "phi4",
            "dots", "nanbeige", "iquest_q1", "kimi_k2"), shown=(CLOSE,))
-FORMATS: dict[str, ReasoningFormat] = {
+REASONING_FORMATS: dict[str, ReasoningFormat] = {
     HARMONY: ReasoningFormat(
         ("<|channel|>analysis<|message|>",), ("<|end|>",), ("openai_gptoss", "gpt-oss"),
         ("<|channel|>",), special=True, repeats=True,
@@ -138,15 +138,16 @@ FORMATS: dict[str, ReasoningFormat] = {
 }
 """By the name of the format. Of several that a template shows, the first is chosen."""
 
-ALIASES = {alias: name for name, row in FORMATS.items() for alias in row.names} | {"identity": NONE}
+ALIASES = {"identity": NONE} | {
+    alias: name for name, row in REASONING_FORMATS.items() for alias in row.names}
 """Other name -> ours."""
-NAMES = (AUTO, NONE, *FORMATS)
+NAMES = (AUTO, NONE, *REASONING_FORMATS)
 """The values of `--reasoning-parser`, aliases left out."""
 
 
 def format_shown(template: str) -> str:
     """Returns the name of the format that a chat template's texts show; none = no thoughts."""
-    found = (name for name, row in FORMATS.items()
+    found = (name for name, row in REASONING_FORMATS.items()
              if row.shown and all(text in template for text in row.shown))
     return next(found, "qwen3" if OPEN in template else NONE)
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actorium.actors.config.reasoning_formats import FORMATS, HARMONY
+from actorium.actors.config.reasoning_formats import HARMONY, REASONING_FORMATS
 from actorium.actors.config.retention import GRAMMAR_BYTES
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.params import WRITTEN, Structured
@@ -52,7 +52,7 @@ LARGE = 16_384
 """Tokens of a vocabulary from which on masks are computed on several threads."""
 THREADS = 8
 """The most threads."""
-PLAIN = "\n".join(mark for name, row in FORMATS.items() if name != HARMONY
+PLAIN = "\n".join(mark for name, row in REASONING_FORMATS.items() if name != HARMONY
                   for mark in (*row.begin, *row.end, *row.answer))
 """Marks of thoughts, which are text for grammars also where they are special tokens."""
 U32 = NDArray[np.uint32]
@@ -223,7 +223,7 @@ class GrammarMatcher:
         self._thought, self._marks = ThoughtState(AFTER), None
         if limits is not None and limits.thought:
             self._thought = ThoughtState(INSIDE if limits.opened else BEFORE)
-            self._marks = ThoughtMarks.of(FORMATS[limits.thought])
+            self._marks = ThoughtMarks.of(REASONING_FORMATS[limits.thought])
         self.consumed = 0
         """Tokens accepted so far."""
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from actorium.actors.config.reasoning_formats import FORMATS
+from actorium.actors.config.reasoning_formats import REASONING_FORMATS
 from actorium.actors.messages import ThoughtRule, TokenRules
 from actorium.actors.params import ResolvedParams
 from actorium.actors.structured.thought_state import (
@@ -53,7 +53,7 @@ class ThoughtGuide:
     """The budget of a request's thoughts, in tokens; its choices share it."""
 
     def __init__(self, rule: ThoughtRule, words: Vocabulary) -> None:
-        self._budget = ThoughtBudget(FORMATS[rule.format], rule.budget, rule.opened)
+        self._budget = ThoughtBudget(REASONING_FORMATS[rule.format], rule.budget, rule.opened)
         self._words, self._all = words, _all(words.size)
         self.start = self._budget.start
         self.may_act = self._budget.may_act

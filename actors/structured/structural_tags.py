@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from actorium.actors.config.reasoning_formats import FORMATS
+from actorium.actors.config.reasoning_formats import REASONING_FORMATS
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.structured.schemas import closed
 from actorium.actors.structured.text_state import FREE, TextLimits
@@ -179,10 +179,10 @@ class _Translation:
         if budget is not None and (type(budget) is not int or budget < 0):
             raise _wrong(f"{where}.max_tokens", "must be a whole number, not negative")
         name = node.get("marks", "qwen3")
-        if name not in FORMATS:
-            raise _wrong(f"{where}.marks", f"must be one of {', '.join(FORMATS)}")
+        if name not in REASONING_FORMATS:
+            raise _wrong(f"{where}.marks", f"must be one of {', '.join(REASONING_FORMATS)}")
         self._limits = self._limits._replace(thought=name, opened=is_open, budget=budget)
-        begin, end = map(_any_of, (FORMATS[name].begin, FORMATS[name].end))
+        begin, end = map(_any_of, (REASONING_FORMATS[name].begin, REASONING_FORMATS[name].end))
         then = self._named(then)
         # No text matches a special token, so it ends a text by itself.
         thought = f"{self._rule(f'{TEXT} {end}', lazy=_QUOTE in end)} {SPACES_BEHIND}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actorium.actors.config.reasoning_formats import FORMATS, ReasoningFormat
+from actorium.actors.config.reasoning_formats import REASONING_FORMATS, ReasoningFormat
 from actorium.actors.messages import Generate, ThoughtRule, TurnPart
 from actorium.actors.tokenizer.chat_template import unpacked_args
 from actorium.actors.tokenizer.text_model import TextModel, TokenIds
@@ -19,7 +19,7 @@ def thought_rule(message: Generate, prompt: TokenIds, max_tokens: int, model: Te
     if budget is None:
         return None
     name = model.facts.reasoning
-    return ThoughtRule(name, budget, _is_opened(message, prompt, model, FORMATS[name]))
+    return ThoughtRule(name, budget, _is_opened(message, prompt, model, REASONING_FORMATS[name]))
 
 
 def _is_opened(message: Generate, prompt: TokenIds, model: TextModel, row: ReasoningFormat) -> bool:

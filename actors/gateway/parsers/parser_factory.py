@@ -9,10 +9,10 @@ from typing import Any
 
 from actorium.actors.config.reasoning_formats import (
     AUTO,
-    FORMATS,
     GEMMA4,
     HARMONY,
     NONE,
+    REASONING_FORMATS,
     THINK,
     format_chosen,
 )
@@ -95,7 +95,8 @@ class ParserFactory:
         if tool_parser == AUTO != reasoning_parser and self.reasoning in (HARMONY, GEMMA4):
             self.tools = self.reasoning
         self._harmony = HARMONY in (self.tools, self.reasoning)
-        row = self.row = FORMATS[HARMONY] if self._harmony else FORMATS.get(self.reasoning, THINK)
+        name = HARMONY if self._harmony else self.reasoning
+        row = self.row = REASONING_FORMATS.get(name, THINK)
         """The format of the thoughts."""
         self.special_marks = self._harmony or GEMMA4 in (self.tools, self.reasoning) or row.special
         """The marks are special tokens, which must be sent with the output."""

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_masking import KINDS, Taped, said
 
-from actorium.actors.config.reasoning_formats import FORMATS, HARMONY
+from actorium.actors.config.reasoning_formats import HARMONY, REASONING_FORMATS
 from actorium.actors.messages import StepPlan, ThoughtRule, TokenRules
 from actorium.actors.params import ResolvedParams, SamplingParams, Structured
 from actorium.actors.recorder.recorder import plan_checksum
@@ -34,7 +34,7 @@ from actorium.actors.structured.thought_state import (
     ThoughtState,
 )
 
-THINK = FORMATS["qwen3"]
+THINK = REASONING_FORMATS["qwen3"]
 WORDS = vocabulary()
 BUDGETS = (0, 1, 7)
 
@@ -61,11 +61,11 @@ PIECES = ("<think>", "</think>", "<", "think>", "</", " ", "\n", "a", "Here is m
 
 
 @settings(max_examples=60)
-@given(st.sampled_from(list(FORMATS)), st.lists(st.sampled_from(PIECES), max_size=10),
+@given(st.sampled_from(list(REASONING_FORMATS)), st.lists(st.sampled_from(PIECES), max_size=10),
        st.booleans(), st.data())
 def test_however_a_text_is_cut(name: str, pieces: list[str], opened: bool, data: st.DataObject
                                ) -> None:
-    text, marks = "".join(pieces).encode(), ThoughtMarks.of(FORMATS[name])
+    text, marks = "".join(pieces).encode(), ThoughtMarks.of(REASONING_FORMATS[name])
     places = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
     begin = ThoughtState(INSIDE if opened else BEFORE)
     whole, rest = begin.after(text, marks)
@@ -90,13 +90,13 @@ def test_however_a_text_is_cut(name: str, pieces: list[str], opened: bool, data:
 def test_phases(name: str, text: list[str], phases: list[int]) -> None:
     state, found = ThoughtState(), []
     for part in text:
-        state, _ = state.after(part.encode(), ThoughtMarks.of(FORMATS[name]))
+        state, _ = state.after(part.encode(), ThoughtMarks.of(REASONING_FORMATS[name]))
         found.append(state.phase)
     assert found == phases
 
 
 def test_the_end_of_a_harmony_thought_leads_to_another_channel() -> None:
-    budget = ThoughtBudget(FORMATS[HARMONY], 2, opened=False)
+    budget = ThoughtBudget(REASONING_FORMATS[HARMONY], 2, opened=False)
     state = budget.start
     for text in (b"<|channel|>", b"analysis", b"<|message|>", b"a"):
         assert not budget.due(state) and not budget.barred(state)
