@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import msgspec
 
 from actorium.actors.config.attention_names import asked_backends
+from actorium.actors.config.call_format_names import TOOL_PARSERS
 from actorium.actors.config.cluster_settings import cluster_rules
 from actorium.actors.config.graph_settings import LEVELS, MOST_TOKENS, batch_setting, token_setting
 from actorium.actors.config.media_settings import media_rules
@@ -41,7 +42,6 @@ from actorium.actors.runtime.security import endpoints
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 MODEL_IMPLS = ("auto", "actorium", "transformers")
 KV_DTYPES = (*DTYPES, "fp8_e4m3", "fp8_e5m2", "int8")
-TOOL_PARSERS = ("auto", "none", "hermes", "llama3_json", "qwen3_coder", "harmony", "gemma4")
 TRACE_PROTOCOLS = ("grpc", "http/protobuf")
 _ENDPOINT = re.compile(r"(https?://)?(\[[0-9a-fA-F:.]+\]|[\w.-]+)(:\d+)?(/[^\s?#]*)?")
 OF_TLS = ("ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers",

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from actorium.actors.config.call_format_names import ALIASES as CALL_FORMAT_ALIASES
+
 
 class Group(NamedTuple):
     """Flags that are treated alike; their names less the dashes, with spaces between."""
@@ -286,10 +288,7 @@ VALUES: dict[str, dict[str, tuple[str | None, str]]] = {
                      "unquant": ("none", ""), "ptpc_fp8": ("fp8", ""), "w8a8_fp8": ("fp8", ""),
                      "fp8_per_tensor": ("fp8", _BY_ROW), "fp8_per_block": ("fp8", _BY_ROW)},
     "chat_template": {name: (None, _OWN_TEMPLATE) for name in BUILTIN_TEMPLATES},
-    "tool_call_parser": {"qwen": ("hermes", ""), "qwen25": ("hermes", ""),
-                         "qwen3_json": ("hermes", ""), "qwen3_xml": ("qwen3_coder", ""),
-                         "llama3": ("llama3_json", ""), "openai": ("harmony", ""),
-                         "gpt-oss": ("harmony", "")},
+    "tool_call_parser": {name: (own, "") for name, own in CALL_FORMAT_ALIASES.items()},
     "reasoning_parser": {"openai_gptoss": ("harmony", ""), "gpt-oss": ("harmony", ""),
                          "deepseek-r1": ("deepseek_r1", ""), "qwen3-thinking": ("deepseek_r1", "")},
     "log_level": {**{name: (name, "") for name in ("debug", "info", "warning", "error")},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from hashlib import sha256
 from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType, structs
@@ -103,8 +102,8 @@ class ChatCompletion(ApiObject, kw_only=True):
 
 
 FUNCTION_CALL = "function_call"
-CallIds = Callable[[int], str]
-"""The id of a choice's call by its number."""
+CallIds = Callable[[ToolCallBegin | CustomToolCall], str]
+"""The id of a choice's call."""
 
 
 class ChatTurn(HttpTurn):
@@ -256,7 +255,7 @@ class ChatTurn(HttpTurn):
     def _call_id(self, choice: int) -> CallIds:
         """Names the calls of a choice after the request, so that a resend gets the same names."""
         prefix = f"{self.call.resume_id}.{choice}"
-        return lambda call: f"call_{sha256(f'{prefix}.{call}'.encode()).hexdigest()[:24]}"
+        return lambda begun: self.model.parsing.call_id(begun, f"{prefix}.{begun.call}")
 
 
 def delta(part: AnswerPart, call_id: CallIds) -> DeltaMessage:
@@ -266,15 +265,15 @@ def delta(part: AnswerPart, call_id: CallIds) -> DeltaMessage:
             return DeltaMessage(content=text)
         case ReasoningPart(text):
             return DeltaMessage(reasoning_content=text)
-        case ToolCallBegin(call, name):
+        case ToolCallBegin(call, name) as begun:
             return DeltaMessage(tool_calls=[FunctionToolCall(
-                index=call, id=call_id(call), type="function", function=FunctionCall(name))])
+                index=call, id=call_id(begun), type="function", function=FunctionCall(name))])
         case ToolCallArguments(call, text):
             return DeltaMessage(tool_calls=[FunctionToolCall(
                 index=call, function=FunctionCall(arguments=text))])
-        case CustomToolCall(call, name, text):
+        case CustomToolCall(call, name, text) as begun:
             return DeltaMessage(tool_calls=[FunctionToolCall(
-                index=call, id=call_id(call), type="custom", custom=CustomInput(name, text))])
+                index=call, id=call_id(begun), type="custom", custom=CustomInput(name, text))])
 
 
 def legacy_delta(part: AnswerPart, call_id: CallIds) -> DeltaMessage:

@@ -12,7 +12,7 @@ from msgspec import UNSET, Struct, UnsetType, to_builtins
 
 from actorium.actors.gateway.http.http_errors import HttpError, bad_field
 from actorium.actors.gateway.parsers.custom_calls import INPUT
-from actorium.actors.gateway.parsers.qwen3_coder import Schemas
+from actorium.actors.gateway.parsers.parameter_calls import Schemas
 
 MAX_CALLS = 128
 """The most calls of one answer; later ones are dropped."""

@@ -21,6 +21,7 @@ from actorium.actors.gateway.answer_events import (
     DeltaReader,
 )
 from actorium.actors.gateway.api.answer_grammar import constraint
+from actorium.actors.gateway.api.call_grammar import holds_demand
 from actorium.actors.gateway.api.offered_tools import MAX_CALLS, ToolSelection
 from actorium.actors.gateway.api.response_formats import passed_over
 from actorium.actors.gateway.engine_call import EngineCall, call_of
@@ -131,12 +132,13 @@ class HttpTurn(ABC):
         """Returns a reader of answers with reasoning and calls. separates_reasoning: False = it is
         text; keeps_reasoning: False = it is left out; customs: names of custom tools."""
         tools, model = self._tools, self.model
+        own_form = holds_demand(model.parsing.call_form, tools)
         if model.parsing.special_marks:
             self.body.skip_special_tokens = False
 
         def new_choice() -> ChoiceReader:
             parser = model.parsing.parser(tools.schemas, tools.forced, separates_reasoning,
-                                          self._thought)
+                                          self._thought, own_form)
             return ChoiceReader(parser, keeps_reasoning, MAX_CALLS if tools.parallel else 1,
                                 model.thought_end, customs)
 

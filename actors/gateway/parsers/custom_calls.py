@@ -27,6 +27,8 @@ class CustomToolCall(NamedTuple):
     name: str
     text: str
     """Its input."""
+    id: str = ""
+    """As in `ToolCallBegin`."""
 
 
 AnswerPart: TypeAlias = MessagePart | CustomToolCall
@@ -59,7 +61,9 @@ class CustomCallReader:
     def _closed(self) -> list[AnswerPart]:
         begun, text = self._open, "".join(self._arguments)
         self._open, self._arguments = None, []
-        return [] if begun is None else [CustomToolCall(*begun, input_of(text))]
+        if begun is None:
+            return []
+        return [CustomToolCall(begun.call, begun.name, input_of(text), begun.id)]
 
 
 def input_of(arguments: str) -> str:

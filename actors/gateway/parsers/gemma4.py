@@ -15,15 +15,14 @@ from collections.abc import Callable
 
 from actorium.actors.gateway.parsers.argument_types import ArgumentTypes
 from actorium.actors.gateway.parsers.gemma4_values import (
-    CALL,
-    CALL_END,
-    ENDS,
-    QUOTE,
+    GEMMA4_FORM,
     ArgumentEnd,
     Beginning,
+    GemmaForm,
     argument_of,
     key_of,
 )
+from actorium.actors.gateway.parsers.parameter_calls import Schemas
 from actorium.actors.gateway.parsers.parts import (
     SPACE,
     MessagePart,
@@ -36,7 +35,6 @@ from actorium.actors.gateway.parsers.parts import (
     first_of,
     partial_mark,
 )
-from actorium.actors.gateway.parsers.qwen3_coder import Schemas
 from actorium.actors.gateway.parsers.thoughts import Thought
 
 CHANNEL, CHANNEL_END = "<|channel>", "<channel|>"
@@ -51,14 +49,14 @@ class Gemma4Parser(StateParser):
     """Parses one completion. Each argument is returned when it is complete; several thoughts are
     joined by a line end. A call ends a thought that its model left open."""
 
-    def __init__(self, schemas: Schemas | None, reasons: bool, thought: Thought = Thought.MAY
-                 ) -> None:
+    def __init__(self, schemas: Schemas | None, reasons: bool, thought: Thought = Thought.MAY,
+                 form: GemmaForm = GEMMA4_FORM) -> None:
         """schemas: of the tools, None = calls are text; reasons: thoughts are separated, else they
         are text with their marks; thought: `OPEN` = the completion begins within one."""
         super().__init__(self._thinking if reasons and thought is Thought.OPEN else self._before)
-        self._schemas = schemas or {}
-        thinks, calls = (CHANNEL, CHANNEL_END) if reasons else (), (CALL,) * (schemas is not None)
-        self._marks = (*thinks, *calls)
+        self._schemas, self._form = schemas or {}, form
+        thinks = (CHANNEL, CHANNEL_END) if reasons else ()
+        self._marks = thinks if schemas is None else (*thinks, form.call)
         self._prose = TextAroundCalls()
         self._calls = 0
         self._reasoned = self._begun = False
@@ -69,7 +67,7 @@ class Gemma4Parser(StateParser):
         """Types of the arguments of the call's function."""
         self._key, self._written = "", 0
         """The argument's name, and how many have been returned."""
-        self._value = ArgumentEnd()
+        self._value = ArgumentEnd(form)
 
     def _finish(self, out: list[MessagePart], cut: bool) -> None:
         """A call that its model left open is closed; of one that was cut, what is complete is
@@ -103,7 +101,7 @@ class Gemma4Parser(StateParser):
             return False
         self._prose.add(out, self._text[:found.at])
         self._text = self._text[found.at:]
-        if found.mark == CALL:
+        if found.mark == self._form.call:
             return self._at_call(out, lambda mark: self._prose.add(out, mark))
         self._text = self._text[len(found.mark):]
         if found.mark == CHANNEL:  # an end without a beginning is dropped
@@ -130,7 +128,7 @@ class Gemma4Parser(StateParser):
         self._text = self._text[size:]
         if found is None:
             return False
-        if found.mark == CALL:
+        if found.mark == self._form.call:
             return self._at_call(out, lambda mark: self._think(out, mark))
         self._text = self._text[len(found.mark):]
         if found.mark == CHANNEL_END:
@@ -150,12 +148,12 @@ class Gemma4Parser(StateParser):
 
     def _at_call(self, out: list[MessagePart], quote: Callable[[str], None]) -> bool:
         """Handles a call's mark. quote: takes one that begins no call."""
-        begins = _call_of(self._text)
+        begins = _call_of(self._text, self._form)
         if begins is None:
             return False
         if not begins.name:
-            quote(CALL)
-            self._text = self._text[len(CALL):]
+            quote(self._form.call)
+            self._text = self._text[len(self._form.call):]
             return True
         self._types = ArgumentTypes(self._schemas.get(begins.name, {}))
         self._written = 0
@@ -166,22 +164,23 @@ class Gemma4Parser(StateParser):
 
     def _between(self, out: list[MessagePart]) -> bool:
         """Handles what stands before an argument, or the call's end; drops anything else."""
-        text = self._text = self._text.lstrip(SPACE + ",")
-        if text.startswith(("}", *ENDS)):
+        text, ends = self._text.lstrip(SPACE + ","), self._form.ends
+        self._text = text
+        if text.startswith(("}", *ends)):
             out.append(ToolCallArguments(self._calls, "}"))
             self._calls += 1
             self._text, self._state = text.removeprefix("}"), self._closing
             return True
-        if not text or any(mark.startswith(text) for mark in (QUOTE, *ENDS)):
+        if not text or any(mark.startswith(text) for mark in (self._form.quote, *ends)):
             return False
-        key = key_of(text)
+        key = key_of(text, self._form)
         if key is None:
             return False
         if key.name is None:
             self._text = text[key.size:]
         else:
             self._key, self._text = key.name, text[key.size:]
-            self._value, self._state = ArgumentEnd(), self._in_value
+            self._value, self._state = ArgumentEnd(self._form), self._in_value
         return True
 
     def _in_value(self, out: list[MessagePart]) -> bool:
@@ -197,18 +196,19 @@ class Gemma4Parser(StateParser):
             if whole:
                 self._argue(out, len(self._text))
             return whole
-        at = self._text.rfind(CALL_END)
+        at = self._text.rfind(self._form.call_end)
         if self._value.string and at > 0:  # the end of its text was forgotten
             size = len(self._text[:at].rstrip(SPACE).removesuffix("}"))
             self._argue(out, size)
         else:
-            self._argue(out, len(self._text) - partial_mark(self._text, (QUOTE, *ENDS)))
+            marks = (self._form.quote, *self._form.ends)
+            self._argue(out, len(self._text) - partial_mark(self._text, marks))
             self._text = ""
         return True
 
     def _argue(self, out: list[MessagePart], size: int) -> None:
         """Returns an argument, whose value has this many characters."""
-        value = argument_of(self._text[:size], self._types.of(self._key))
+        value = argument_of(self._text[:size], self._types.of(self._key), self._form)
         comma = ", " if self._written else ""
         name = json.dumps(self._key, ensure_ascii=False)
         out.append(ToolCallArguments(self._calls, f"{comma}{name}: {value}"))
@@ -216,7 +216,7 @@ class Gemma4Parser(StateParser):
         self._text, self._state = self._text[size:], self._between
 
     def _closing(self, _out: list[MessagePart]) -> bool:
-        rest = after_call(self._text, (CALL_END, *ENDS[2:]))
+        rest = after_call(self._text, (self._form.call_end, *self._form.others))
         if rest is None:
             return False
         self._text, self._state = rest, self._in_text
@@ -227,12 +227,12 @@ class Gemma4Parser(StateParser):
 NO_CALL = Beginning("", 0)
 
 
-def _call_of(text: str) -> Beginning | None:
+def _call_of(text: str, form: GemmaForm) -> Beginning | None:
     """Returns the call that a text with its mark begins with; the size is that of all before its
     arguments. The name is empty where there is none; None = not certain yet."""
     head = text[:MAX_HEADER]
     whole = len(text) >= MAX_HEADER
-    at = len(head) - len(head[len(CALL):].lstrip(SPACE))
+    at = len(head) - len(head[len(form.call):].lstrip(SPACE))
     if not head.startswith(CALLS, at):
         return None if not whole and CALLS.startswith(head[at:]) else NO_CALL
     at += len(CALLS)
@@ -245,6 +245,6 @@ def _call_of(text: str) -> Beginning | None:
     at += found.start()
     if found[0] == "{":
         return Beginning(name, at + 1)
-    if text.startswith(CALL_END, at):  # without arguments
+    if text.startswith(form.call_end, at):  # without arguments
         return Beginning(name, at)
-    return None if CALL_END.startswith(text[at:]) else NO_CALL
+    return None if form.call_end.startswith(text[at:]) else NO_CALL

@@ -1,26 +1,50 @@
-"""Keys and values in the arguments of Gemma 4's calls: where they end in a text that is still
-arriving, and what they are as JSON.
+"""Keys and values in the arguments of calls of Gemma's models: where they end in a text that is
+still arriving, and what they are as JSON.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from typing import NamedTuple
 
 from actorium.actors.gateway.parsers.argument_types import ANY, Types, as_json
 from actorium.actors.gateway.parsers.parts import SPACE, partial_mark
 
-CALL, CALL_END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
-ENDS = (CALL_END, CALL, "<|tool_response>", "<turn|>")
-"""Marks that end a call wherever they stand outside of a text."""
+
+class GemmaForm(NamedTuple):
+    """How calls of Gemma's models are marked."""
+
+    call: str
+    call_end: str
+    quote: str
+    """Around a text."""
+    others: tuple[str, ...] = ()
+    """Other marks that end a call wherever they stand outside of a text."""
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """Returns the marks that end a call wherever they stand outside of a text."""
+        return self.call_end, self.call, *self.others
+
+
+GEMMA4_FORM = GemmaForm("<|tool_call>", "<tool_call|>", '<|"|>', ("<|tool_response>", "<turn|>"))
+FUNCTION_GEMMA_FORM = GemmaForm("<start_function_call>", "<end_function_call>", "<escape>",
+                                ("<start_function_response>", "<end_of_turn>"))
 MAX_KEY, MAX_DEPTH = 1024, 64
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)(?:"|\Z)', re.DOTALL)
 _BARE_KEY = re.compile(r'[^:{}\[\],<"]*')
 _BARE_VALUE = re.compile(r"[^,{}\[\]]*")
-_OUTSIDE = re.compile("|".join(map(re.escape, (QUOTE, *ENDS))) + r'|["{}\[\],]')
 _IN_STRING = re.compile(r'["\\]')
 _PYTHON = {"None": "null", "True": "true", "False": "false"}
+
+
+@cache
+def _outside(form: GemmaForm) -> re.Pattern[str]:
+    """Returns the expression of what has a meaning outside of a text."""
+    marks = map(re.escape, (form.quote, *form.ends))
+    return re.compile("|".join(marks) + r'|["{}\[\],]')
 
 
 class Beginning(NamedTuple):
@@ -30,15 +54,16 @@ class Beginning(NamedTuple):
     size: int
 
 
-def key_of(text: str) -> Beginning | None:
+def key_of(text: str, form: GemmaForm) -> Beginning | None:
     """Returns the key that a text begins with; the size is that of all before its value. The name
     is None where there is no key, and so much of the text is passed over; None = not certain yet.
     """
     window = text[:MAX_KEY]
     whole = len(text) >= MAX_KEY
-    if window.startswith(QUOTE):
-        end = window.find(QUOTE, len(QUOTE))
-        name, size = window[len(QUOTE):max(end, 0)], end + len(QUOTE) if end >= 0 else -1
+    quote = form.quote
+    if window.startswith(quote):
+        end = window.find(quote, len(quote))
+        name, size = window[len(quote):max(end, 0)], end + len(quote) if end >= 0 else -1
     elif window.startswith('"'):
         string = _STRING.match(window)
         closed = string is not None and len(string[0]) > 1 and string[0].endswith('"') \
@@ -64,7 +89,8 @@ class ArgumentEnd:
     """Finds the end of one value in a text that is still arriving: the comma, bracket or mark
     behind it."""
 
-    def __init__(self) -> None:
+    def __init__(self, form: GemmaForm) -> None:
+        self._form = form
         self._at = self._depth = 0
         self.string = ""
         """What ends the text that is open."""
@@ -72,16 +98,17 @@ class ArgumentEnd:
     def find(self, text: str) -> int | None:
         """Returns how many characters the value has; None = its end has not come. text: from the
         value's beginning on."""
+        quote, marks = self._form.quote, (self._form.quote, *self._form.ends)
         while True:
-            if self.string == QUOTE:
-                at = text.find(QUOTE, self._at)
+            if self.string == quote:
+                at = text.find(quote, self._at)
                 if at < 0:
-                    self._at = max(self._at, len(text) - partial_mark(text, (QUOTE,)))
+                    self._at = max(self._at, len(text) - partial_mark(text, (quote,)))
                     return None
-                self._at, self.string = at + len(QUOTE), ""
+                self._at, self.string = at + len(quote), ""
                 continue
-            found = (_IN_STRING if self.string else _OUTSIDE).search(text, self._at)
-            certain = len(text) - (0 if self.string else partial_mark(text, (QUOTE, *ENDS)))
+            found = (_IN_STRING if self.string else _outside(self._form)).search(text, self._at)
+            certain = len(text) - (0 if self.string else partial_mark(text, marks))
             if found is None or found.start() >= certain:
                 self._at = max(self._at, certain)
                 return None
@@ -98,20 +125,22 @@ class ArgumentEnd:
 
     def _ends(self, text: str, mark: str, at: int) -> bool:
         """Returns whether the value ends before a mark."""
-        if mark in ENDS or (not self._depth and mark in (",", "}")):
+        if mark in self._form.ends or (not self._depth and mark in (",", "}")):
             return True
         if mark in ("{", "["):
             self._depth += 1
         elif mark in ("}", "]"):
             self._depth = max(0, self._depth - 1)
-        elif mark == QUOTE or (mark == '"' and _begins_value(text, at)):
+        elif mark == self._form.quote or (mark == '"' and _begins_value(text, at)):
             self.string = mark
         return False
 
     def whole(self, text: str) -> bool:
         """Returns whether a value that was cut off here is complete."""
-        last = text.rstrip(SPACE)
-        return not self.string and not self._depth and last.endswith((QUOTE, '"', "}", "]"))
+        last, quote = text.rstrip(SPACE), self._form.quote
+        ends = last.endswith((quote, "}", "]")) or (
+            last.endswith('"') and not partial_mark(last, (quote,)))
+        return ends and not self.string and not self._depth
 
 
 def _begins_value(text: str, at: int) -> bool:
@@ -123,15 +152,15 @@ def _begins_value(text: str, at: int) -> bool:
 
 # --- values as JSON -------------------------------------------------------------------------------
 
-def argument_of(value: str, types: Types) -> str:
+def argument_of(value: str, types: Types, form: GemmaForm) -> str:
     """Returns an argument as JSON, of a type that is allowed where it can be one."""
     text = value.strip(SPACE)
-    if text.startswith((QUOTE, '"')):
-        content = json.loads(_Writer(text).value())
+    if text.startswith((form.quote, '"')):
+        content = json.loads(_Writer(text, form).value())
         return _written(content) if "string" in types else as_json(content, types)
     if not text.startswith(("{", "[")):
         return as_json(_PYTHON.get(text, text) if types == ANY else text, types)
-    written = _Writer(text).value()
+    written = _Writer(text, form).value()
     kind = "object" if text[0] == "{" else "array"
     return _written(written) if kind not in types and "string" in types else written
 
@@ -151,8 +180,8 @@ def _unescaped(text: str) -> str:
 class _Writer:
     """Writes a whole value as JSON; what was left open in it is closed."""
 
-    def __init__(self, text: str) -> None:
-        self._text, self._at = text, 0
+    def __init__(self, text: str, form: GemmaForm) -> None:
+        self._text, self._quote, self._at = text, form.quote, 0
 
     def value(self, depth: int = 0) -> str:
         self._skip(SPACE)
@@ -183,10 +212,10 @@ class _Writer:
 
     def _string(self) -> str | None:
         """Returns the text that begins here, without its quotes; None where none does."""
-        if self._text.startswith(QUOTE, self._at):
-            at = self._at + len(QUOTE)
-            end = self._text.find(QUOTE, at)
-            self._at = len(self._text) if end < 0 else end + len(QUOTE)
+        if self._text.startswith(self._quote, self._at):
+            at = self._at + len(self._quote)
+            end = self._text.find(self._quote, at)
+            self._at = len(self._text) if end < 0 else end + len(self._quote)
             return self._text[at:] if end < 0 else self._text[at:end]
         if not self._text.startswith('"', self._at):
             return None

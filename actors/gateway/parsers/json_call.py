@@ -24,9 +24,11 @@ class JsonCallParser:
     """Parses one object. Name and arguments are returned as soon as they are known, the arguments
     as written (a string that contains them is unpacked)."""
 
-    def __init__(self, index: int, names: Collection[str] | None = None) -> None:
+    def __init__(self, index: int, names: Collection[str] | None = None, name_key: str = "name"
+                 ) -> None:
         """names: of all tools: an object that calls another one is no call, nor is one that has
-        other keys before the name; None = the object is marked as a call, whatever it names."""
+        other keys before the name; None = the object is marked as a call, whatever it names.
+        name_key: key of the name; empty = the first key is the name, its value the arguments."""
         self.over = False
         """The object has ended."""
         self.failed = False
@@ -47,7 +49,7 @@ class JsonCallParser:
         """Arguments that came before the name."""
         self._inside = False
         """Inside a nested object, which is the call."""
-        self._names = names
+        self._names, self._name_key = names, name_key
         self._others: list[str] = []
         """Members with other keys, before the call has begun."""
 
@@ -117,6 +119,10 @@ class JsonCallParser:
         if not self._keep():
             return False
         self._key = str(_loads(self._kept, ""))
+        if not self._name_key and self._name is None:
+            self._name, self._key = self._key, ARGUMENTS[0]
+        elif self._key == self._name_key:
+            self._key = "name"
         if self._key in ARGUMENTS and self._has_arguments:
             self._key = ""
         if self._key not in KEYS:
@@ -207,6 +213,34 @@ class JsonCallParser:
         if self._waiting:
             out.append(ToolCallArguments(self._index, self._waiting))
             self._waiting = ""
+
+
+class ArgumentsParser:
+    """Parses the arguments of a call whose name has come before them, an object; has the interface
+    of `JsonCallParser`."""
+
+    failed, raw = False, ""
+
+    def __init__(self, begin: ToolCallBegin) -> None:
+        """begin: the call, which is returned with the first part."""
+        self.over = False
+        self._begin: list[MessagePart] = [begin]
+        self._index = begin.call
+        self._value = JsonValueScanner()
+
+    def feed(self, text: str) -> tuple[list[MessagePart], str]:
+        """Returns the parts, and the rest of `text` after the object's end."""
+        out, self._begin = self._begin, []
+        size = self._value.feed(text)
+        self.over = self._value.over
+        if self._value.written:
+            out.append(ToolCallArguments(self._index, self._value.written))
+        return out, text[size:]
+
+    def end(self) -> list[MessagePart]:
+        """Returns what closes the arguments, where the text ended within them."""
+        closing = self._value.closing()
+        return [ToolCallArguments(self._index, closing)] if closing else []
 
 
 def _valid(text: str) -> str:

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from functools import cache
 from string import ascii_letters
 from typing import NamedTuple
 
-from actorium.actors.gateway.parsers.json_call import JsonCallParser
+from actorium.actors.gateway.parsers.json_call import ArgumentsParser, JsonCallParser
 from actorium.actors.gateway.parsers.json_value import JsonValueScanner
 from actorium.actors.gateway.parsers.parts import (
     SPACE,
@@ -31,6 +32,7 @@ from actorium.actors.gateway.parsers.parts import (
     ToolCallArguments,
     ToolCallBegin,
     after_call,
+    first_of,
 )
 
 
@@ -92,26 +94,51 @@ class CallListParser:
 
 
 FENCE = "```"
+MAX_HEADER = 512
+"""Characters of a call's name and what stands around it before its arguments."""
 
 
 class CallForm(NamedTuple):
-    """How calls are marked."""
+    """How calls are marked whose arguments are a JSON object."""
 
-    mark: str
-    """Before an object, or several."""
-    closers: tuple[str, ...]
-    """Behind them."""
-    separators: str
-    """Between them, beside white space."""
-    beginning: re.Pattern[str]
-    """Text that may begin calls."""
-    bare: bool
+    marks: tuple[str, ...]
+    """Before an object, or several; the first is the usual one."""
+    closers: tuple[str, ...] = ()
+    """Behind them; the first is the usual one."""
+    section: str = ""
+    """May stand before the first mark."""
+    section_end: str = ""
+    header: str = ""
+    """Expression of what stands between the mark and the arguments, with the groups `name` and
+    perhaps `id`; empty = the name is a member of the object."""
+    written: tuple[str, str] = ("", "")
+    """What stands in that place, with the `name` and perhaps the call's `number`, and behind the
+    arguments, as the model writes it."""
+    arguments: str = "arguments"
+    """The key of the arguments, as the model writes it."""
+    name_key: str = "name"
+    """The key of the name; empty = the name itself is the key of the arguments."""
+    listed: bool = False
+    """Calls are written as a list behind one mark."""
+    separator: str = "\n"
+    """Between calls, as the model writes it."""
+    separators: str = ","
+    """What may stand between them, beside white space."""
+    bare: bool = False
     """The mark may be missing: an object that calls one of the tools is a call by itself."""
+    dropped: tuple[str, ...] = ()
+    """Marks around the answer's text, which are no part of it."""
 
 
-HERMES = CallForm("<tool_call>", ("</tool_call>",), ",", re.compile("<tool_call>"), bare=False)
-LLAMA3 = CallForm("<|python_tag|>", (), ",;", bare=True, beginning=re.compile(
-    r'<\|python_tag\|>|```|\[[ \t\r\n]*(?:\{|\Z)|\{[ \t\r\n]*(?:"|\Z)'))
+HERMES = CallForm(("<tool_call>",), ("</tool_call>",))
+_BARE = r'|```|\[[ \t\r\n]*(?:\{|\Z)|\{[ \t\r\n]*(?:"|\Z)'
+
+
+@cache
+def _beginning(form: CallForm) -> re.Pattern[str]:
+    """Returns the expression of text that may begin calls, or that is dropped."""
+    marks = (form.section, *form.marks, *form.dropped)
+    return re.compile("|".join(re.escape(mark) for mark in marks if mark) + _BARE * form.bare)
 
 
 class ObjectCallsParser(StateParser):
@@ -126,7 +153,7 @@ class ObjectCallsParser(StateParser):
         super().__init__(self._in_text)
         self._form, self._names = form, names
         self._prose = TextAroundCalls()
-        self._call = JsonCallParser(0)
+        self._call: JsonCallParser | ArgumentsParser = JsonCallParser(0)
         self._calls = 0
         self._mark = ""
         """Before the objects; empty = there is none."""
@@ -137,6 +164,7 @@ class ObjectCallsParser(StateParser):
         """The objects are a list, and fenced as code."""
         self._skipped = JsonValueScanner()
         """The object or list that is no call."""
+        self._closers = (*form.closers, *((form.section_end,) if form.section_end else ()))
 
     def _finish(self, out: list[MessagePart], cut: bool) -> None:
         if self._state == self._in_call and not self._call.raw:
@@ -153,20 +181,40 @@ class ObjectCallsParser(StateParser):
 
     def _in_text(self, out: list[MessagePart]) -> bool:
         form = self._form
-        found = form.beginning.search(self._text)
+        found = _beginning(form).search(self._text)
         if found is None:
-            marks = (form.mark, FENCE) if form.bare else (form.mark,)
-            self._text = self._prose.add_before(out, self._text, marks)
+            marks = (form.section, *form.marks, *form.dropped, FENCE if form.bare else "")
+            self._text = self._prose.add_before(out, self._text, [mark for mark in marks if mark])
             return False
         self._prose.add(out, self._text[:found.start()])
-        self._mark = form.mark if found[0] == form.mark else ""
-        self._text, self._state = self._text[found.start() + len(self._mark):], self._opened
+        self._text, mark = self._text[found.start():], found[0]
+        if mark in form.dropped:  # with the white space around it
+            self._prose.call_begins()
+            self._prose.call_ended()
+            self._text = self._text[len(mark):]
+            return True
+        if mark == form.section:
+            rest = self._text[len(mark):].lstrip(SPACE)
+            if any(one.startswith(rest) and one != rest for one in form.marks):
+                return False
+            behind = next((one for one in form.marks if rest.startswith(one)), "")
+            mark = self._text[:len(self._text) - len(rest) + len(behind)] if behind else mark
+            if not behind:
+                self._prose.add(out, mark)
+                self._text = self._text[len(mark):]
+                return True
+        self._mark = "" if form.bare and mark not in form.marks else mark
+        self._text, self._state = self._text[len(self._mark):], self._opened
         return True
 
     def _opened(self, out: list[MessagePart]) -> bool:
         """Handles what stands before the first object: it begins, or what was found is text."""
         rest = self._text.lstrip(SPACE)
         self._list = self._fence = False
+        if self._form.header and rest[:1] not in ("", "{", "["):
+            named = self._begins_named()
+            if named is not False:
+                return bool(named)
         if rest and FENCE.startswith(rest[:len(FENCE)]):
             if len(rest) < len(FENCE):
                 return False
@@ -185,6 +233,24 @@ class ObjectCallsParser(StateParser):
         self._text, self._state = self._text[passed:], self._in_text
         return True
 
+    def _begins_named(self) -> bool | None:
+        """Begins a call whose name stands before its arguments; returns whether there is one, None
+        = not certain yet."""
+        end = first_of(self._text, ("{", *self._closers[:1]))
+        header = self._text[:MAX_HEADER if end is None else end.at]
+        found = re.fullmatch(self._form.header, header)
+        if found is None or end is None:
+            return None if end is None and len(header) < MAX_HEADER else False
+        groups = found.groupdict("")
+        self._call = ArgumentsParser(ToolCallBegin(self._calls, groups["name"],
+                                                   groups.get("id", "").strip()))
+        self._fence = header.rstrip(SPACE + ascii_letters).endswith(FENCE)
+        rest = self._text[end.at:]
+        # A call without arguments ends where they would begin.
+        self._text = rest if end.mark == "{" else "{}" + rest
+        self._state = self._in_call
+        return True
+
     def _begins(self, rest: str) -> bool | None:
         """Returns whether the text begins an object that may be a call; None = not certain yet."""
         if self._mark or not self._form.bare:
@@ -199,7 +265,7 @@ class ObjectCallsParser(StateParser):
         self._before = mark + self._text[:len(self._text) - len(rest)]
         names = self._names if self._form.bare and not self._mark else None
         self._text, self._state = rest, self._in_call
-        self._call = JsonCallParser(self._calls, names)
+        self._call = JsonCallParser(self._calls, names, self._form.name_key)
         return True
 
     def _in_call(self, out: list[MessagePart]) -> bool:
@@ -242,14 +308,14 @@ class ObjectCallsParser(StateParser):
         """Handles what follows an object: another one, or the end of the mark."""
         rest = self._text.lstrip(SPACE)
         after = rest[1:].lstrip(SPACE) if rest[:1] in tuple(self._form.separators) else rest
-        begins = self._begins(after)
+        begins = isinstance(self._call, JsonCallParser) and self._begins(after)
         if begins is None:
             return False
         if begins:
             self._prose.call_ended()
             return self._begin(after, "")
         ending = self._ending()
-        found = after_call(ending, self._form.closers)
+        found = after_call(ending, self._closers)
         if found is None or (self._fence and FENCE.startswith(ending.strip(SPACE))):
             return False
         self._text, self._state = found, self._in_text
@@ -259,7 +325,7 @@ class ObjectCallsParser(StateParser):
     def _may_end(self) -> bool:
         """Returns whether the text may be the beginning of a mark's end, or separates objects."""
         ending = self._ending().strip(self._form.separators + SPACE)
-        return not (after_call(ending, self._form.closers) or "").strip(SPACE) or (
+        return not (after_call(ending, self._closers) or "").strip(SPACE) or (
             self._fence and FENCE.startswith(ending))
 
     def _ending(self) -> str:
@@ -270,17 +336,3 @@ class ObjectCallsParser(StateParser):
                 rest = rest.lstrip(SPACE).removeprefix(mark)
         return rest
 
-
-class HermesParser(ObjectCallsParser):
-    """Parses `<tool_call>{...}</tool_call>`."""
-
-    def __init__(self) -> None:
-        super().__init__(HERMES)
-
-
-class Llama3Parser(ObjectCallsParser):
-    """Parses `{"name": ..., "parameters": ...}`."""
-
-    def __init__(self, names: Collection[str] = ()) -> None:
-        """names: of all tools."""
-        super().__init__(LLAMA3, names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from itertools import islice
 from typing import Any
 
@@ -16,25 +17,32 @@ from actorium.actors.config.reasoning_formats import (
     THINK,
     format_chosen,
 )
+from actorium.actors.gateway.parsers.call_formats import FORMATS, detect_call_format
+from actorium.actors.gateway.parsers.custom_calls import CustomToolCall
 from actorium.actors.gateway.parsers.gemma4 import Gemma4Parser
-from actorium.actors.gateway.parsers.gemma4_values import CALL
-from actorium.actors.gateway.parsers.harmony import CHANNEL, HarmonyParser
+from actorium.actors.gateway.parsers.gemma4_values import GemmaForm
+from actorium.actors.gateway.parsers.harmony import HarmonyParser
 from actorium.actors.gateway.parsers.json_calls import (
+    CallForm,
     CallListParser,
-    HermesParser,
-    Llama3Parser,
     NamedCallParser,
+    ObjectCallsParser,
 )
+from actorium.actors.gateway.parsers.parameter_calls import ParameterCallsParser, Schemas
+from actorium.actors.gateway.parsers.parameter_form import ParameterForm
 from actorium.actors.gateway.parsers.parts import (
+    CallsAloneParser,
     ChainedParser,
     OutputParser,
     PlainParser,
+    ToolCallBegin,
 )
-from actorium.actors.gateway.parsers.qwen3_coder import Qwen3CoderParser, Schemas
+from actorium.actors.gateway.parsers.python_calls import PythonCallsParser
 from actorium.actors.gateway.parsers.thoughts import (
-    CALL_BEGINNINGS,
     MAX_SWITCHES,
+    OBJECTS,
     OF_BEGIN,
+    CallBeginning,
     KeptThought,
     ThinkParser,
     Thought,
@@ -42,10 +50,6 @@ from actorium.actors.gateway.parsers.thoughts import (
     thought_opening,
 )
 from actorium.actors.models.template_files import DEFAULT, TOOL_USE
-
-_MARKS = ((CHANNEL, HARMONY), (CALL, GEMMA4), ("<function=", "qwen3_coder"),
-          ("<tool_call>", "hermes"), ("<|python_tag|>", "llama3_json"), ("ipython", "llama3_json"))
-"""Strings that show which format a template uses."""
 
 
 @dataclass(frozen=True)
@@ -98,19 +102,21 @@ class ParserFactory:
         name = HARMONY if self._harmony else self.reasoning
         row = self.row = REASONING_FORMATS.get(name, THINK)
         """The format of the thoughts."""
-        self.special_marks = self._harmony or GEMMA4 in (self.tools, self.reasoning) or row.special
+        calls = FORMATS.get(self.tools)
+        self.special_marks = self._harmony or row.special or (
+            calls is not None and calls.special)
         """The marks are special tokens, which must be sent with the output."""
         self._openings = {tools: thought_opening(template, row) for tools, template in (
             (False, templates.plain), (True, templates.with_tools))}
         self._thoughts: dict[str, Thought] = {}
 
     def parser(self, tools: Schemas | None, forced: str | None, reasons: bool,
-               thought: Thought) -> OutputParser:
+               thought: Thought, own_form: bool = False) -> OutputParser:
         """Returns a parser for one choice.
 
         tools: schemas by name, None = calls are text; forced: the name of the function whose
         arguments the completion is, or "" = a list of calls; reasons: separate the reasoning, as
-        is always done with forced calls.
+        is always done with forced calls; own_form: forced calls have the model's own format.
         """
         if self._harmony:
             calls = self._reads_calls and (tools is not None or forced is not None)
@@ -118,7 +124,8 @@ class ParserFactory:
         if self.tools == GEMMA4:
             return Gemma4Parser(tools, reasons and self.reasoning != NONE, thought)
         if forced is not None:
-            reader: OutputParser = NamedCallParser(forced) if forced else CallListParser()
+            reader: OutputParser = CallsAloneParser(self._reader(tools)) if own_form else \
+                NamedCallParser(forced) if forced else CallListParser()
             reasons = thought is not Thought.NONE
         else:
             reader = self._reader(tools)
@@ -127,7 +134,7 @@ class ParserFactory:
         if self.reasoning == GEMMA4:
             return ChainedParser(Gemma4Parser(None, True, thought), reader)
         unforced = forced is None and not isinstance(reader, PlainParser)
-        call = CALL_BEGINNINGS[self.call_form] if unforced else None
+        call = call_beginning(self.call_form) if unforced else None
         inside = thought is Thought.OPEN
         if self.row.kept:
             return KeptThought(self.row, inside, reader)
@@ -138,12 +145,17 @@ class ParserFactory:
         """Returns the name of the parser of calls that are not forced."""
         return "hermes" if self.tools == NONE and self._reads_calls else self.tools
 
+    def call_id(self, begun: ToolCallBegin | CustomToolCall, seed: str) -> str:
+        """Returns the id of a call: the one that the model wrote, or one in the form that its
+        template expects. seed: text that no other call has."""
+        row = FORMATS[self.call_form if self.call_form in FORMATS else "hermes"]
+        digest = sha256(seed.encode()).hexdigest()
+        return begun.id or row.call_id.format(digest=digest, name=begun.name, call=begun.call)
+
     def _reader(self, tools: Schemas | None) -> OutputParser:
         if tools is None or not self._reads_calls:
             return PlainParser()
-        if self.tools == "qwen3_coder":
-            return Qwen3CoderParser(tools)
-        return Llama3Parser(tools) if self.tools == "llama3_json" else HermesParser()
+        return call_parser(self.call_form, tools)
 
     def thought(self, template_args: Mapping[str, Any], tools: bool,
                 inside: bool | None = None) -> Thought:
@@ -176,9 +188,37 @@ def _tool_parser(given: str, templates: ModelTemplates) -> str:
         return NONE
     if templates.generic_tools:
         return "hermes"
-    return detect_tool_parser(templates.with_tools) if given == AUTO else given
+    return (detect_call_format(templates.with_tools) or NONE) if given == AUTO else given
 
 
-def detect_tool_parser(template: str) -> str:
-    """Returns the name of the parser for a chat template's calls."""
-    return next((name for mark, name in _MARKS if mark in template), NONE)
+def call_parser(name: str, tools: Schemas) -> OutputParser:
+    """Returns a parser of calls in one of the `FORMATS`. tools: schemas by name."""
+    match FORMATS[name].form:
+        case CallForm() as form:
+            return ObjectCallsParser(form, tools)
+        case ParameterForm() as form:
+            return ParameterCallsParser(form, tools)
+        case GemmaForm() as form:
+            return Gemma4Parser(tools, False, form=form)
+        case None:
+            return HarmonyParser(True, False)
+        case form:
+            return PythonCallsParser(form, tools)
+
+
+def call_beginning(name: str) -> CallBeginning | None:
+    """Returns how a call begins that ends a thought; None where nothing but the call shows it."""
+    match FORMATS[name].form:
+        case CallForm() as form:
+            begins = OBJECTS if not form.header else ("",)
+            return CallBeginning(form.section or form.marks[0], begins if not form.section else
+                                 form.marks[:1], form.section_end or "".join(form.closers[:1]))
+        case ParameterForm() as form:
+            behind = (form.function, '{"') if form.open else ("",)
+            return CallBeginning(form.calls[0], behind, form.close or form.function_end)
+        case GemmaForm() as form:
+            return CallBeginning(form.call, ("call:",), form.call_end)
+        case None:
+            return None
+        case form:
+            return CallBeginning(form.marks[0], ("",), "".join(form.closers[:1]))

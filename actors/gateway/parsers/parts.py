@@ -30,6 +30,8 @@ class ToolCallBegin(NamedTuple):
     call: int
     """0, 1, ... in the message."""
     name: str
+    id: str = ""
+    """The id that the model wrote; empty where its form has none."""
 
 
 class ToolCallArguments(NamedTuple):
@@ -107,6 +109,19 @@ class ChainedParser:
         for part in parts:
             out += self._second.feed(part.text) if isinstance(part, TextPart) else [part]
         return out
+
+
+class CallsAloneParser:
+    """Parses a completion that is calls: the beginning of one that was cut is no text."""
+
+    def __init__(self, calls: OutputParser) -> None:
+        self._calls = calls
+
+    def feed(self, text: str) -> list[MessagePart]:
+        return [part for part in self._calls.feed(text) if not isinstance(part, TextPart)]
+
+    def end(self, cut: bool = False) -> list[MessagePart]:
+        return [part for part in self._calls.end(cut) if not isinstance(part, TextPart)]
 
 
 def merge_parts(parts: Iterable[MessagePart]) -> list[MessagePart]:

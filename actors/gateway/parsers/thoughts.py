@@ -94,11 +94,6 @@ class CallBeginning(NamedTuple):
 
 TAIL = 64
 OBJECTS = ("{", "[", "```")
-CALL_BEGINNINGS = {
-    "hermes": CallBeginning("<tool_call>", OBJECTS, "</tool_call>"),
-    "qwen3_coder": CallBeginning("<tool_call>", ("<function=", '{"'), "</tool_call>"),
-    "llama3_json": CallBeginning("<|python_tag|>", OBJECTS, "")}
-"""By the tool parser's name."""
 
 
 class ThinkParser(StateParser):

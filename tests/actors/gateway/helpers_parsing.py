@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 
+from actorium.actors.gateway.parsers.parser_factory import call_parser
 from actorium.actors.gateway.parsers.parts import (
     MessagePart,
     OutputParser,
@@ -14,6 +15,10 @@ from actorium.actors.gateway.parsers.parts import (
     ToolCallBegin,
     merge_parts,
 )
+
+
+def hermes() -> OutputParser:
+    return call_parser("hermes", {})
 
 
 def call(index: int, name: str, arguments: str) -> list[MessagePart]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from helpers_parsing import hermes
 
 from actorium.actors.client.requests import StreamDelta
 from actorium.actors.gateway.answer_events import (
@@ -12,7 +13,6 @@ from actorium.actors.gateway.answer_events import (
     DeltaReader,
 )
 from actorium.actors.gateway.parsers.custom_calls import AnswerPart, CustomToolCall
-from actorium.actors.gateway.parsers.json_calls import HermesParser
 from actorium.actors.gateway.parsers.parts import ChainedParser, merge_parts
 from actorium.actors.gateway.parsers.thoughts import ThinkParser
 from actorium.actors.messages import Usage
@@ -23,7 +23,7 @@ TEXT = f"<think>hm</think>Now: {CALL % 'shell'}{CALL % 'f'} done"
 
 def answer(choices: int = 1) -> DeltaReader:
     return DeltaReader(lambda: ChoiceReader(
-        ChainedParser(ThinkParser(False), HermesParser()), max_calls=9, mark=[9],
+        ChainedParser(ThinkParser(False), hermes()), max_calls=9, mark=[9],
         customs=["shell"]), choices=choices)
 
 

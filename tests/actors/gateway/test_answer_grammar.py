@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers_calls import Call, written
 from helpers_masking import says, vocabulary
+from helpers_parsing import Told
 
 from actorium.actors.gateway.api.answer_grammar import constraint
 from actorium.actors.gateway.api.offered_tools import (
@@ -18,6 +20,9 @@ from actorium.actors.gateway.api.offered_tools import (
     ToolSelection,
 )
 from actorium.actors.gateway.http.http_errors import HttpError
+from actorium.actors.gateway.parsers.call_formats import FORMATS
+from actorium.actors.gateway.parsers.parser_factory import call_parser
+from actorium.actors.gateway.parsers.parts import parse_all
 from actorium.actors.gateway.parsers.thoughts import Thought
 from actorium.actors.params import Structured
 from actorium.actors.structured.grammar import GrammarVocabulary, grammar_of
@@ -114,18 +119,43 @@ CASES: dict[str, tuple[str, list[str], list[str]]] = {
         grammar(FORMAT, tools(), thought=Thought.OPEN),
         [f"{HM}</think>\n\n{OK}", f"{HM}</think>\n{marked(ROME)}"], [OK, marked(ROME)]),
     "calls demanded": (
-        grammar(None, tools("required")), [f"[{ROME}]", f"[{ROME}, {ROME}]"],
-        ["[]", ROME, f"[{ROME}, ]", '[{"name": "weather", "arguments": {}}]', f"Hm</think>[{ROME}]",
-         '[{"name": "clock", "arguments": {"x": 1}}]']),
-    "one call demanded": (grammar(FORMAT, tools("required", parallel=False)), [f"[{ROME}]"],
-                          [f"[{ROME}, {ROME}]", OK]),
+        grammar(None, tools("required")), [marked(ROME), marked(ROME, ROME)],
+        ["", ROME, f"[{ROME}]", f"{marked(ROME)}\n",
+         marked('{"name": "weather", "arguments": {}}'), f"Hm</think>{marked(ROME)}",
+         marked('{"name": "clock", "arguments": {"x": 1}}')]),
+    "one call demanded": (grammar(FORMAT, tools("required", parallel=False)), [marked(ROME)],
+                          [marked(ROME, ROME), OK]),
     "calls demanded behind a thought": (
-        grammar(None, tools("required"), thought=Thought.OPEN), [f"{HM}</think>\n[{ROME}]"],
-        [f"[{ROME}]", f"{HM}</think>{ROME}"]),
-    "a function demanded": (grammar(FORMAT, tools(WEATHER)), ['{"place": "Rome"}'], [OK, "{}"]),
+        grammar(None, tools("required"), thought=Thought.OPEN), [f"{HM}</think>\n{marked(ROME)}"],
+        [marked(ROME), f"{HM}</think>{ROME}"]),
+    "a function demanded": (grammar(FORMAT, tools(WEATHER)), [marked(ROME)],
+                            [OK, "{}", marked(ROME, ROME)]),
     "a function demanded, perhaps behind a thought": (
         grammar(None, tools(WEATHER), thought=Thought.MAY),
-        ['{"place": "Rome"}', '<think>a</think>\n\n{"place": "Rome"}'], ["{}", "a</think>{}"])}
+        [marked(ROME), f"<think>a</think>\n\n{marked(ROME)}"], ["{}", f"a</think>{marked(ROME)}"]),
+    "calls demanded, no form of calls": (
+        grammar(None, tools("required"), "none"), [f"[{ROME}]", f"[{ROME}, {ROME}]"],
+        ["[]", ROME, f"[{ROME}, ]", '[{"name": "weather", "arguments": {}}]',
+         '[{"name": "clock", "arguments": {"x": 1}}]']),
+    "a function demanded, no form of calls": (
+        grammar(FORMAT, tools(WEATHER), "none"), ['{"place": "Rome"}'], [OK, "{}"]),
+    "a function demanded whose text is bound, Qwen3-Coder": (
+        grammar(None, tools("required", [Tool("function", Function("h", parameters={
+            "type": "object", "required": ["a"], "additionalProperties": False,
+            "properties": {"a": {"type": "string", "pattern": "^[0-9]+$"}}}))]), "qwen3_coder"),
+        ['[{"name": "h", "arguments": {"a": "12"}}]'],
+        ["<tool_call>\n<function=h>\n<parameter=a>\nx\n</parameter>\n</function>\n</tool_call>"]),
+    "a text with calls of strict tools": (
+        grammar(None, tools(own=[Tool("function", Function("weather", None, PLACE, True)),
+                                 Tool("function", Function("clock"))])),
+        ["Hi.", "", f"So: {marked(ROME)} and {marked(ROME)}.", "<tool <",
+         marked('{"name": "clock", "arguments": {"x": 1}}')],
+        [marked('{"name": "weather", "arguments": {}}'), "<tool_call>\n", marked(ROME)[:-1],
+         marked('{"name": "other", "arguments": {}}')]),
+    "one call of strict tools behind a thought": (
+        grammar(None, tools(own=[Tool("function", Function("weather", None, PLACE, True))],
+                            parallel=False), thought=Thought.OPEN),
+        [f"{HM}</think>\n\nSo: {marked(ROME)}", f"{HM}</think>Hi."], [f"Hm {marked(ROME)}"])}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -154,7 +184,7 @@ def test_references_stay_within_each_tools_schema() -> None:
                 ("one", '{"p": 1, "q": 2, "old": null, "again": {"p": 3}}', True),
                 ("one", '{"p": "x"}', False), ("one", '{"p": 1, "again": []}', False),
                 ("two", '{"p": "x", "again": {"p": "x"}}', True), ("two", '{"p": 1}', False)):
-            text = f'[{{"name": "{name}", "arguments": {arguments}}}]' if listed else arguments
+            text = marked(f'{{"name": "{name}", "arguments": {arguments}}}')
             if listed or name == "two":
                 assert says(wanted, text) is good, text
 
@@ -181,6 +211,46 @@ def test_digits_of_a_thought_are_not_bounded_and_those_of_its_answer_are() -> No
     assert may_follow()
     assert matcher.accept([token for char in "</think>" + "1" * 19 for token in spell(char)])
     assert may_follow() and matcher.accept([five]) and not may_follow()
+
+
+# --- every format ---
+
+F = {"type": "object", "required": ["text", "n"], "additionalProperties": False, "properties": {
+    "text": {"type": "string"}, "n": {"type": "integer", "maximum": 9},
+    "rows": {"type": "array", "items": {"type": "integer"}}, "on": {"type": "boolean"}}}
+OWN = [Tool("function", Function("f", parameters=F)), Tool("function", Function("clock"))]
+STRICT = [Tool("function", Function("f", None, F, True)), OWN[1]]
+GOOD: list[Call] = [("f", {"text": 'a "b" é', "n": 3, "rows": [1, 2], "on": True}), ("clock", {}),
+                    ("f", {"text": "x", "n": 1})]
+BOUND = [name for name in FORMATS if name not in ("harmony", "gemma4")]
+
+
+@pytest.mark.parametrize("name", BOUND)
+def test_demanded_calls_have_the_models_format(name: str) -> None:
+    wanted, one = (grammar(None, tools(choice, OWN), name) for choice in (
+        "required", NamedTool("function", NamedFunction("f"))))
+    for calls in (GOOD, GOOD[:1], GOOD[1:2], GOOD[2:]):
+        assert says(wanted, written(name, calls, True)), written(name, calls, True)
+        assert says(one, written(name, calls, True)) is (len(calls) == 1 and calls[0][0] == "f")
+    for bad in (("f", {"text": "x", "n": 10}), ("f", {"n": 1}), ("g", {})):
+        assert not says(wanted, written(name, [bad], True))
+    assert not says(wanted, f"So {written(name, GOOD, True)}") and not says(wanted, "")
+    schemas = {tool.function.name: tool.function.parameters or {} for tool in OWN}
+    assert Told(parse_all(call_parser(name, schemas), written(name, GOOD, True))).text == ""
+
+
+@pytest.mark.parametrize("name", BOUND)
+def test_strict_tools_bind_calls_amid_text(name: str) -> None:
+    found = constraint(None, tools(own=STRICT), name, Thought.NONE)
+    assert constraint(None, tools(own=OWN), name, Thought.NONE) is None
+    if found is None:  # nothing marks its calls
+        assert name in ("llama3_json", "xlam", "pythonic", "llama4_pythonic")
+        return
+    wanted = grammar_of(found)
+    for text in ("Hi { [1] <", f"So: {written(name, GOOD, True)}", written(name, GOOD[1:2], True)):
+        assert says(wanted, text), text
+    for bad in (("f", {"text": "x", "n": 10}), ("f", {"n": 1}), ("g", {})):
+        assert not says(wanted, f"So: {written(name, [bad], True)}")
 
 
 # --- harmony --------------------------------------------------------------------------------------

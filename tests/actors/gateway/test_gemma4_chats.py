@@ -28,7 +28,7 @@ from actorium.actors.gateway.api.offered_tools import (
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.parsers.argument_types import ANY
 from actorium.actors.gateway.parsers.gemma4 import Gemma4Parser
-from actorium.actors.gateway.parsers.gemma4_values import QUOTE, argument_of
+from actorium.actors.gateway.parsers.gemma4_values import GEMMA4_FORM, argument_of
 from actorium.actors.gateway.parsers.parser_factory import ModelTemplates, ParserFactory
 from actorium.actors.gateway.parsers.parts import (
     ChainedParser,
@@ -57,7 +57,7 @@ HM = ReasoningPart("Riga, I think.")
 
 
 def q(text: str) -> str:
-    return f"{QUOTE}{text}{QUOTE}"
+    return f"{GEMMA4_FORM.quote}{text}{GEMMA4_FORM.quote}"
 
 
 def written(arguments: str, name: str = "f") -> str:
@@ -186,15 +186,15 @@ VALUES = st.recursive(
 @settings(max_examples=examples(200), deadline=None)
 @given(value=VALUES)
 def test_values_come_through_whole(value: Any) -> None:
-    assert json.loads(argument_of(native(value), ANY)) == value
-    assert json.loads(argument_of(json.dumps(value), ANY)) == value
+    assert json.loads(argument_of(native(value), ANY, GEMMA4_FORM)) == value
+    assert json.loads(argument_of(json.dumps(value), ANY, GEMMA4_FORM)) == value
     (_, arguments), = Told(parse_all(Gemma4Parser({}, True), written(f"k:{native(value)}"))).calls
     assert json.loads(arguments) == {"k": value}
 
 
 def test_deep_values_and_half_characters_end() -> None:
-    assert json.loads(argument_of("[" * 5000, ANY))
-    assert argument_of('"\\ud83d"', ANY).encode() == b'"?"'
+    assert json.loads(argument_of("[" * 5000, ANY, GEMMA4_FORM))
+    assert argument_of('"\\ud83d"', ANY, GEMMA4_FORM).encode() == b'"?"'
     deep = parse_all(Gemma4Parser({}, True), written("k:" + "{a:" * 3000))
     assert json.loads(Told(deep).calls[0][1])["k"]
 

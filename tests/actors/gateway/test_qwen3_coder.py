@@ -10,8 +10,8 @@ from helpers_parsing import Told, call, check, cut_at, in_parts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actorium.actors.gateway.parsers.parts import MessagePart, TextPart, parse_all
-from actorium.actors.gateway.parsers.qwen3_coder import Qwen3CoderParser
+from actorium.actors.gateway.parsers.parser_factory import call_parser
+from actorium.actors.gateway.parsers.parts import MessagePart, OutputParser, TextPart, parse_all
 
 STRING = {"type": "string"}
 SCHEMAS = {"f": {"type": "object", "properties": {
@@ -19,8 +19,8 @@ SCHEMAS = {"f": {"type": "object", "properties": {
 END = "\n</function>\n</tool_call>"
 
 
-def parser() -> Qwen3CoderParser:
-    return Qwen3CoderParser(SCHEMAS)
+def parser() -> OutputParser:
+    return call_parser("qwen3_coder", SCHEMAS)
 
 
 def written(*arguments: tuple[str, str], end: str = END) -> str:
@@ -145,7 +145,8 @@ def test_of_a_call_that_was_cut_only_whole_arguments_come(text: str, arguments: 
 def test_any_parameter_may_follow_where_the_schema_names_none() -> None:
     text = "<tool_call>\n<function=g>\n<parameter=a>\n1\n<parameter=b>\n2\n</parameter>" + END
     for schemas in ({}, {"g": {}}, {"g": {"type": "object"}}):
-        check(lambda own=schemas: Qwen3CoderParser(own), text, call(0, "g", '{"a": 1, "b": 2}'))
+        check(lambda own=schemas: call_parser("qwen3_coder", own), text,
+              call(0, "g", '{"a": 1, "b": 2}'))
 
 
 @settings(max_examples=examples(60), deadline=None)

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
-from helpers_parsing import Told, cuttings, in_parts
+from helpers_parsing import Told, cuttings, hermes, in_parts
 
-from actorium.actors.gateway.parsers.json_calls import CallListParser, HermesParser, Llama3Parser
+from actorium.actors.gateway.parsers.json_calls import CallListParser
+from actorium.actors.gateway.parsers.parser_factory import call_beginning, call_parser
 from actorium.actors.gateway.parsers.parts import ChainedParser, OutputParser
-from actorium.actors.gateway.parsers.qwen3_coder import Qwen3CoderParser
-from actorium.actors.gateway.parsers.thoughts import CALL_BEGINNINGS, ThinkParser
+from actorium.actors.gateway.parsers.thoughts import ThinkParser
 
 STRING, NULL = {"type": "string"}, {"type": "null"}
 POINT = {"type": "object", "properties": {"x": {"type": "number"}}}
@@ -37,19 +37,19 @@ TOOLS = {
 
 
 def coder() -> OutputParser:
-    return Qwen3CoderParser(TOOLS)
+    return call_parser("qwen3_coder", TOOLS)
 
 
 def llama() -> OutputParser:
-    return Llama3Parser(TOOLS)
+    return call_parser("llama3_json", TOOLS)
 
 
 def thinking(name: str, reader: Callable[[], OutputParser],
              inside: bool = True) -> Callable[[], OutputParser]:
-    return lambda: ChainedParser(ThinkParser(inside, CALL_BEGINNINGS[name]), reader())
+    return lambda: ChainedParser(ThinkParser(inside, call_beginning(name)), reader())
 
 
-HERMES, CODER = thinking("hermes", HermesParser), thinking("qwen3_coder", coder)
+HERMES, CODER = thinking("hermes", hermes), thinking("qwen3_coder", coder)
 END = "\n</function>\n</tool_call>"
 
 
@@ -165,7 +165,7 @@ REPORTS = [
     Report(VLLM, 47903, "a call that max_tokens cut", coder,
            "<tool_call>\n<function=bash>\n<parameter=command>\nls\n</parameter>\n<parameter=descr",
            calls=(("bash", '{"command": "ls"'),), cut=True),
-    Report(VLLM, 47137, "a beginning that was cut", HermesParser, "So <tool_ca", "So <tool_ca",
+    Report(VLLM, 47137, "a beginning that was cut", hermes, "So <tool_ca", "So <tool_ca",
            cut=True),
     Report("ml-explore/mlx-swift-lm", 529, "the older form within the mark", coder,
            '<tool_call>{"name": "get_weather", "arguments": {"city": "NYC"}}</tool_call>',
@@ -198,25 +198,25 @@ REPORTS = [
     Report("lmstudio-ai/lmstudio-bug-tracker", 1592, "a thought about the marks", CODER,
            "Some use `<function=...>`, others `<tool_call>`.\n</think>\n\nBoth.", "Both.",
            reasoning="Some use `<function=...>`, others `<tool_call>`."),
-    Report(VLLM, 13125, "no <think>, since the prompt has it", thinking("hermes", HermesParser),
+    Report(VLLM, 13125, "no <think>, since the prompt has it", thinking("hermes", hermes),
            "Okay, 9.11\n</think>\n\n9.9 is larger.", "9.9 is larger.", reasoning="Okay, 9.11"),
     # --- Hermes ---
-    Report(VLLM, 45167, "an argument that quotes </tool_call>", HermesParser,
+    Report(VLLM, 45167, "an argument that quotes </tool_call>", hermes,
            '<tool_call>\n{"name": "bash", "arguments": {"command": "echo </tool_call> test"}}\n'
            "</tool_call>", calls=(("bash", {"command": "echo </tool_call> test"}),)),
-    Report(VLLM, 28806, "a tool without parameters", HermesParser,
+    Report(VLLM, 28806, "a tool without parameters", hermes,
            '<tool_call>\n{"name": "list_tables", "arguments": {}}\n</tool_call>',
            calls=(("list_tables", {}),)),
-    Report(VLLM, 21544, "an open brace within an argument", HermesParser,
+    Report(VLLM, 21544, "an open brace within an argument", hermes,
            '<tool_call>\n{"name": "bash", "arguments": {"command": "mkdir -p test/{test1,test2"}}\n'
            "</tool_call>", calls=(("bash", {"command": "mkdir -p test/{test1,test2"}),)),
-    Report(LLAMA_CPP, 18183, "JSON without the mark is sample code", HermesParser,
+    Report(LLAMA_CPP, 18183, "JSON without the mark is sample code", hermes,
            'So:\n```json\n{"name": "search", "arguments": {"query": "x"}}\n```',
            'So:\n```json\n{"name": "search", "arguments": {"query": "x"}}\n```'),
-    Report(SGLANG, 35169, "text right before the mark", HermesParser,
+    Report(SGLANG, 35169, "text right before the mark", hermes,
            'Sure, let me check. <tool_call>{"name": "list_tables", "arguments": {}}</tool_call>',
            "Sure, let me check.", (("list_tables", {}),)),
-    Report("NousResearch/hermes-agent", 110436, "escapes that JSON does not know", HermesParser,
+    Report("NousResearch/hermes-agent", 110436, "escapes that JSON does not know", hermes,
            '<tool_call>\n{"name": "search", "arguments": {"query": "\\d+ C:\\path \\u12 \\n"}}\n'
            "</tool_call>", calls=(("search", {"query": "\\d+ C:\\path \\u12 \n"}),)),
     # --- Llama 3 ---

@@ -8,18 +8,17 @@ from typing import Any
 
 import pytest
 from helpers_examples import examples
-from helpers_parsing import Told, call, check, cut_at, cuttings, in_parts
+from helpers_parsing import Told, call, check, cut_at, cuttings, hermes, in_parts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actorium.actors.gateway.parsers.harmony import HarmonyParser
 from actorium.actors.gateway.parsers.json_calls import (
     CallListParser,
-    HermesParser,
-    Llama3Parser,
     NamedCallParser,
 )
 from actorium.actors.gateway.parsers.json_value import JsonValueScanner
+from actorium.actors.gateway.parsers.parser_factory import call_beginning, call_parser
 from actorium.actors.gateway.parsers.parts import (
     ChainedParser,
     MessagePart,
@@ -30,22 +29,22 @@ from actorium.actors.gateway.parsers.parts import (
     ToolCallBegin,
     parse_all,
 )
-from actorium.actors.gateway.parsers.qwen3_coder import Qwen3CoderParser
-from actorium.actors.gateway.parsers.thoughts import CALL_BEGINNINGS, ThinkParser, Thought
+from actorium.actors.gateway.parsers.thoughts import ThinkParser, Thought
 
 SCHEMAS = {"f": {"type": "object", "properties": {
     "n": {"type": "integer"}, "s": {"type": "string"}, "o": {"type": "object"}}}}
 MACHINES: dict[str, Callable[[], OutputParser]] = {
-    "hermes": HermesParser, "llama3": lambda: Llama3Parser(SCHEMAS), "forced": CallListParser,
-    "coder": lambda: Qwen3CoderParser(SCHEMAS),
+    "hermes": hermes, "llama3": lambda: call_parser("llama3_json", SCHEMAS),
+    "forced": CallListParser,
+    "coder": lambda: call_parser("qwen3_coder", SCHEMAS),
     "think": lambda: ThinkParser(False), "inside": lambda: ThinkParser(True),
     "named": lambda: NamedCallParser("f"),
-    "both": lambda: ChainedParser(ThinkParser(True, CALL_BEGINNINGS["hermes"]), HermesParser()),
-    "thinking coder": lambda: ChainedParser(ThinkParser(True, CALL_BEGINNINGS["qwen3_coder"]),
-                                            Qwen3CoderParser(SCHEMAS)),
-    "thinking llama3": lambda: ChainedParser(ThinkParser(True, CALL_BEGINNINGS["llama3_json"]),
-                                             Llama3Parser(SCHEMAS)),
-    "without tools": lambda: ChainedParser(ThinkParser(True), HermesParser()),
+    "both": lambda: ChainedParser(ThinkParser(True, call_beginning("hermes")), hermes()),
+    "thinking coder": lambda: ChainedParser(ThinkParser(True, call_beginning("qwen3_coder")),
+                                            call_parser("qwen3_coder", SCHEMAS)),
+    "thinking llama3": lambda: ChainedParser(ThinkParser(True, call_beginning("llama3_json")),
+                                             call_parser("llama3_json", SCHEMAS)),
+    "without tools": lambda: ChainedParser(ThinkParser(True), hermes()),
     "harmony": lambda: HarmonyParser(True, True),
     "harmony without tools": lambda: HarmonyParser(False, True),
     "harmony as text": lambda: HarmonyParser(False, False),
@@ -338,7 +337,7 @@ def test_objects_in_marks_however_they_are_cut(kind: str, parts: list[str],
 def test_arguments_are_json_without_line_ends(members: list[tuple[str, str]]) -> None:
     """Where an object names a function, it is one call, and what it has as arguments is JSON."""
     members = [("name", '"f"'), *((key, value) for key, value in members if key != "function")]
-    found = parse_all(HermesParser(), f"<tool_call>{object_of(members)}</tool_call>")
+    found = parse_all(hermes(), f"<tool_call>{object_of(members)}</tool_call>")
     assert found[0] == ToolCallBegin(0, "f") and len(found) == 2
     told = found[1]
     assert isinstance(told, ToolCallArguments)
