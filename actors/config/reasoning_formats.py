@@ -124,7 +124,7 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
                                answer=("<response>", "</response>")),
     "hy_v3": ReasoningFormat(
         ("<think>", "<think:opensource>"), ("</think>", "</think:opensource>"),
-        ("hy_v4", "hunyuan"), ("no_think", CLOSE), special=True,
+        ("hy_v4", "hunyuan"), special=True,
         switches=(("reasoning_effort", "no_think", "high"),)),
     "qwen3": THINK,
     "deepseek_r1": ReasoningFormat(opened=True, switches=(), names=(

@@ -39,7 +39,7 @@ class TokenMatcher(Protocol):
     def accept(self, tokens: Sequence[int]) -> bool: ...
 
 
-class Vocabulary(Protocol):
+class TokenBytes(Protocol):
     """The texts of tokens (`grammar.GrammarVocabulary`)."""
 
     size: int
@@ -52,7 +52,7 @@ class Vocabulary(Protocol):
 class ThoughtGuide:
     """The budget of a request's thoughts, in tokens; its choices share it."""
 
-    def __init__(self, rule: ThoughtRule, words: Vocabulary) -> None:
+    def __init__(self, rule: ThoughtRule, words: TokenBytes) -> None:
         self._budget = ThoughtBudget(REASONING_FORMATS[rule.format], rule.budget, rule.opened)
         self._words, self._all = words, _all(words.size)
         self.start = self._budget.start

@@ -103,6 +103,9 @@ class _Translation:
 
     def grammar(self, given: Any) -> TagGrammar:
         start = self._part(given, "structural_tag.format", END)
+        parts = given["elements"] if given["type"] == "sequence" else [given]
+        if [part["type"] for part in parts] == ["thought", "any_text"]:
+            self._limits = self._limits._replace(free=True)
         lark = "\n".join(["%llguidance {}", f"start: {start.expression}", *self._rules, ""])
         return TagGrammar(lark, self._others, self._limits)
 

@@ -52,6 +52,12 @@ def thought_rule_of(submit: Submit) -> ThoughtRule | None:
     return ThoughtRule(limits.thought, limits.budget, limits.opened)
 
 
+def is_free(grammar: str) -> bool:
+    """Returns whether a grammar limits nothing but a thought."""
+    limits = limits_of(grammar)
+    return limits is not None and limits.free
+
+
 def needs_vocabulary(submit: Submit) -> bool:
     """Returns whether a request's masks depend on the texts of tokens."""
     return bool(submit.grammar or submit.rules is not None and submit.rules.thought is not None)
@@ -130,7 +136,7 @@ class StructuredOutputManager:
             thought = None if limit is None else ThoughtGuide(limit, self._words)
             for sid in request.live:
                 matcher = None
-                if submit.grammar and self._words is not None:
+                if submit.grammar and self._words is not None and not is_free(submit.grammar):
                     matcher = self._words.matcher(submit.grammar)
                 self._guides[sid] = SequenceGuide(matcher, tokens, thought)
         except ActoriumError as error:

@@ -75,7 +75,7 @@ class TextState(NamedTuple):
 
 NAMED = '{"grammars":[{"name":"'
 """How llguidance writes a grammar that has a name."""
-UNLIMITED, LIMITED, NO_THOUGHT = "any", "text", "0"
+UNLIMITED, LIMITED, FREE_TEXT, NO_THOUGHT = "any", "text", "free", "0"
 
 
 class TextLimits(NamedTuple):
@@ -89,14 +89,17 @@ class TextLimits(NamedTuple):
     """The text begins within it."""
     budget: int | None = None
     """The most tokens of the thought."""
+    free: bool = False
+    """Behind the thought any token may follow at any place, special ones and the end among them."""
 
     @property
     def name(self) -> str:
         """The name of a grammar with these limits."""
-        if not self.json and self.budget is None:
+        if not (self.json or self.free) and self.budget is None:
             return UNLIMITED
+        kind = FREE_TEXT if self.free else LIMITED
         budget = -1 if self.budget is None else self.budget
-        return f"{LIMITED} {self.json:d} {self.thought or NO_THOUGHT} {budget} {self.opened:d}"
+        return f"{kind} {self.json:d} {self.thought or NO_THOUGHT} {budget} {self.opened:d}"
 
 
 def limits_of(grammar: str) -> TextLimits | None:
@@ -107,8 +110,8 @@ def limits_of(grammar: str) -> TextLimits | None:
     kind, *limits = text[len(NAMED):].partition('"')[0].split()
     if kind == "json_schema":
         return TextLimits(json=True)
-    if kind != LIMITED:
+    if kind not in (LIMITED, FREE_TEXT):
         return None
     json, thought, budget, opened = limits
     return TextLimits(json == "1", "" if thought == NO_THOUGHT else thought, opened == "1",
-                      None if budget == "-1" else int(budget))
+                      None if budget == "-1" else int(budget), kind == FREE_TEXT)

@@ -81,16 +81,17 @@ def test_however_it_is_computed(undisturbed: list[Any], settings: dict[str, Any]
         assert told(running) == undisturbed
 
 
-def test_a_forced_token_has_the_log_probability_of_a_certain_one(drafting: Engine) -> None:
-    params = SamplingParams(seed=1, max_tokens=20, logprobs=0, thinking_token_budget=2,
-                            ignore_eos=True)
-    done = drafting.client.generate("Hm: <think>", params)
+def test_a_forced_token_has_the_models_own_log_probability(drafting: Engine) -> None:
+    """As under a grammar: what the model says of it before anything is forbidden."""
+    asked: dict[str, Any] = {"seed": 1, "max_tokens": 20, "ignore_eos": True}
+    done = drafting.client.generate("Hm: <think>", SamplingParams(
+        **asked, logprobs=0, thinking_token_budget=2))
     free = drafting.client.generate("Hm: <think>", SamplingParams(
-        seed=1, max_tokens=20, logprobs=0, ignore_eos=True))
-    at = len(drafting.client.tokenize(done.text.partition(CLOSE)[0], False))
-    assert done.token_ids[:2] == free.token_ids[:2] and at <= 3
-    assert done.logprobs is not None
-    assert [entry.logprob for entry in done.logprobs[2:4]] == [0.0, 0.0]
+        **asked, logprob_token_ids=[done.token_ids[2]]))
+    assert done.token_ids[:2] == free.token_ids[:2] and done.token_ids[2] != free.token_ids[2]
+    assert done.logprobs is not None and free.logprobs is not None
+    [other] = free.logprobs[2].top
+    assert other == (done.token_ids[2], done.logprobs[2].logprob)
 
 
 def test_a_budget_of_the_whole_completion_changes_nothing(drafting: Engine) -> None:

@@ -218,6 +218,19 @@ def test_a_budget_that_limits_nothing() -> None:
         SamplingParams(thinking_token_budget=-1).check()
 
 
+def test_a_tag_with_free_text_limits_nothing_but_the_thought() -> None:
+    parts = [{"type": "thought", "open": True, "max_tokens": 5}, {"type": "any_text"}]
+    grammar = grammar_of(Structured(structural_tag=json.dumps(
+        {"type": "structural_tag", "format": {"type": "sequence", "elements": parts}})))
+    ring, end = MaskedRing(config()), len(spelt("</think>"))
+    by_tag = ring.structured(grammar, max_tokens=40, seed=3)
+    by_rule = ring.structured("", max_tokens=40, seed=3, rules=TokenRules(
+        SIZE, thought=ThoughtRule("qwen3", 5, True)))
+    ring.run()
+    assert ring.of(by_tag)[0].tokens == ring.of(by_rule)[0].tokens
+    assert text_of(ring.of(by_tag)[0].tokens[5:5 + end]) == "</think>"
+
+
 # --- in the scheduler ---
 
 def day(ring: MaskedRing, dice: random.Random | None = None) -> None:
