@@ -50,6 +50,12 @@ class ReasoningFormat(NamedTuple):
     """A completion may have several thoughts, which begin anywhere."""
 
     @property
+    def ends(self) -> tuple[str, ...]:
+        """Returns the texts that end a thought: the mark before the answer, too, where that is a
+        special token, which no model quotes."""
+        return (*self.end, *self.answer[:1]) if self.special else self.end
+
+    @property
     def closing(self) -> tuple[str, ...]:
         """Returns the texts by which a budget ends a thought."""
         return self.close or self.end[:1]

@@ -27,7 +27,7 @@ class ThoughtMarks(NamedTuple):
     @classmethod
     def of(cls, row: ReasoningFormat) -> ThoughtMarks:
         return cls(tuple(mark.encode() for mark in row.begin),
-                   tuple(mark.encode() for mark in row.end), row.repeats)
+                   tuple(mark.encode() for mark in row.ends), row.repeats)
 
 
 class ThoughtState(NamedTuple):

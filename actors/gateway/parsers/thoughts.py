@@ -110,7 +110,7 @@ class ThinkParser(StateParser):
         begin, where there are tools; row: the format of the thought."""
         super().__init__(self._thinking if inside else self._before)
         self._row, self._call = row, call
-        self._marks = row.end if call is None else (*row.end, call.mark)
+        self._marks = row.ends if call is None else (*row.ends, call.mark)
         self._tail = ""
         """The last characters of an answer that a call began."""
         self._spaces = ""
@@ -158,6 +158,9 @@ class ThinkParser(StateParser):
         self._text = self._text[found.at:]
         if found.mark in self._row.end:
             self._text, self._state = self._text[len(found.mark):], self._behind
+            return True
+        if found.mark in self._row.answer:
+            self._state = self._behind
             return True
         return self._at_call(out)
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from test_masking import KINDS, Taped, said
 
 from actorium.actors.config.reasoning_formats import HARMONY, REASONING_FORMATS
+from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import StepPlan, ThoughtRule, TokenRules
 from actorium.actors.params import ResolvedParams, SamplingParams, Structured
 from actorium.actors.recorder.recorder import plan_checksum
@@ -33,6 +34,7 @@ from actorium.actors.structured.thought_state import (
     ThoughtMarks,
     ThoughtState,
 )
+from actorium.actors.tokenizer.defaults import ModelFacts, check_params, resolve
 
 THINK = REASONING_FORMATS["qwen3"]
 WORDS = vocabulary()
@@ -229,6 +231,22 @@ def test_a_tag_with_free_text_limits_nothing_but_the_thought() -> None:
     ring.run()
     assert ring.of(by_tag)[0].tokens == ring.of(by_rule)[0].tokens
     assert text_of(ring.of(by_tag)[0].tokens[5:5 + end]) == "</think>"
+
+
+def test_a_model_that_does_not_reason_refuses_it() -> None:
+    facts = ModelFacts(SIZE, 64, (EOS,), {}, has_tokenizer=True)
+    asked = SamplingParams(thinking_token_budget=4)
+    with pytest.raises(InvalidRequest, match="^thinking_token_budget: the model does not") as no:
+        check_params(asked, facts)
+    assert no.value.param == "thinking_token_budget"
+    check_params(asked, msgspec.structs.replace(facts, reasoning="qwen3"))
+
+
+@pytest.mark.parametrize(("limit", "masked"), [(None, False), (4, True), (9, False), (64, False)])
+def test_only_what_may_act_asks_for_masks(limit: int | None, masked: bool) -> None:
+    facts = ModelFacts(SIZE, 64, (EOS,), {}, has_tokenizer=True, reasoning="qwen3")
+    params = SamplingParams(max_tokens=9, thinking_token_budget=limit)
+    assert resolve(params, facts, 5).masked is masked
 
 
 # --- in the scheduler ---
