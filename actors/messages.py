@@ -382,6 +382,17 @@ FromDetokenizerFront = Attached | TextBatch | Answer
 
 # --- tokenizer, detokenizer, worker -> scheduler -------------------------------------------------
 
+class ThoughtRule(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """A limit on the thoughts of a completion."""
+
+    format: Short
+    """Name of their format in `config/reasoning_formats.py`."""
+    budget: Count
+    """Tokens, the marks left aside."""
+    opened: bool
+    """The prompt has begun a thought."""
+
+
 class TokenRules(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """Tokens that the completions of a request may contain, apart from its grammar."""
 
@@ -390,6 +401,7 @@ class TokenRules(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     """Empty = all."""
     bad_words: Annotated[list[Column], Meta(max_length=2 * MAX_BAD_WORDS)] = []
     """Token sequences that must not occur in a completion."""
+    thought: ThoughtRule | None = None
 
 
 class MediaItem(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):

@@ -164,6 +164,9 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
     skip_special_tokens: bool = True
     structured: Structured | None = None
     """What the completion must be: a JSON value, a match of an expression, ..."""
+    thinking_token_budget: int | None = None
+    """The most tokens of the completion's thoughts: behind these the text that ends a thought is
+    written, and the model goes on with its answer. None = no limit, as is max_tokens or more."""
 
     def stops(self) -> list[str]:
         """Returns the stop strings as a list."""
@@ -191,6 +194,12 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
         self._check_tokens()
         if self.structured is not None:
             self._check_structured(self.structured)
+
+    def thought_limit(self, max_tokens: int) -> int | None:
+        """Returns the most tokens of the thoughts of a completion of at most `max_tokens`; None
+        where that limits nothing."""
+        budget = self.thinking_token_budget
+        return None if budget is None or budget >= max_tokens else budget
 
     def _check_structured(self, structured: Structured) -> None:
         structured.check()
@@ -238,6 +247,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("frequency_penalty", -2.0, 2.0),
     ("repetition_penalty", 0.0, 100.0),
     ("seed", 0, 2**63 - 1),
+    ("thinking_token_budget", 0, 2**31 - 1),
     ("logprobs", 0, MAX_LOGPROBS),
     ("prompt_logprobs", 0, MAX_LOGPROBS),
 )
@@ -291,8 +301,8 @@ class ResolvedParams(Struct, frozen=True, array_like=True, forbid_unknown_fields
     """-1 = none, else how many alternatives beside the sampled token."""
     prompt_logprobs: Annotated[int, Meta(ge=-1, le=MAX_LOGPROBS)] = -1
     masked: bool = False
-    """Plans carry a mask of allowed tokens for each of its rows (structured output, allowed tokens,
-    bad words)."""
+    """Plans may carry a mask of allowed tokens for each of its rows (structured output, allowed
+    tokens, bad words, budgets of thoughts)."""
     logprob_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_LOGPROB_IDS)] = ()
     """Tokens whose logprobs are reported instead of those of the likeliest ones."""
 

@@ -347,8 +347,8 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """How the model writes calls of tools: auto (by its chat template) | none | a format, as hermes
     or mistral: docs/tools.md lists them."""
     reasoning_parser: str = "auto"
-    """How it writes its reasoning: auto (by its chat template) | none | deepseek_r1 | qwen3 |
-    harmony | gemma4."""
+    """How it writes its reasoning: auto (by its chat template) | none | a format of
+    docs/reasoning.md, also by its name in vLLM or SGLang."""
     max_body_bytes: int | None = None
     """Largest body of a request; default: 4 MiB, and 32 MiB where the model takes images."""
     access_log: bool = True

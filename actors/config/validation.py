@@ -21,6 +21,7 @@ from actorium.actors.config.parsed_values import (
     parse_passes,
     parse_speculative,
 )
+from actorium.actors.config.reasoning_formats import ALIASES, NAMES
 from actorium.actors.config.tree import (
     MADE_BITS,
     SECRETS,
@@ -42,7 +43,6 @@ from actorium.actors.runtime.security import endpoints
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 MODEL_IMPLS = ("auto", "actorium", "transformers")
 KV_DTYPES = (*DTYPES, "fp8_e4m3", "fp8_e5m2", "int8")
-REASONING_PARSERS = ("auto", "none", "deepseek_r1", "qwen3", "harmony", "gemma4")
 TRACE_PROTOCOLS = ("grpc", "http/protobuf")
 _ENDPOINT = re.compile(r"(https?://)?(\[[0-9a-fA-F:.]+\]|[\w.-]+)(:\d+)?(/[^\s?#]*)?")
 OF_TLS = ("ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers",
@@ -260,8 +260,8 @@ def _gateway_rules(g: GatewayConfig) -> list[Rule]:
         ("gateway.gateways", 1 <= g.gateways <= 64, "must be between 1 and 64"),
         ("gateway.tool_call_parser", g.tool_call_parser in TOOL_PARSERS,
          f"must be one of {', '.join(TOOL_PARSERS)}"),
-        ("gateway.reasoning_parser", g.reasoning_parser in REASONING_PARSERS,
-         f"must be one of {', '.join(REASONING_PARSERS)}"),
+        ("gateway.reasoning_parser", g.reasoning_parser in (*NAMES, *ALIASES),
+         f"must be one of {', '.join(NAMES)}"),
         ("gateway.max_body_bytes",
          g.max_body_bytes is None or 1 << 10 <= g.max_body_bytes <= 64 << 20,
          "must be between 1 KiB and 64 MiB"),

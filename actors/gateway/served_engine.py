@@ -9,10 +9,10 @@ from pathlib import Path
 from time import monotonic
 
 from actorium.actors.client.async_client import AsyncClient
+from actorium.actors.config.reasoning_formats import NONE
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError
-from actorium.actors.gateway.parsers.thoughts import NONE
 from actorium.actors.gateway.served_model import ServedModel, TokenTexts
 from actorium.actors.health import SLEEPING, WAKING, WORKING_PHASES, activity_of, not_at_work
 from actorium.actors.messages import Status
@@ -50,7 +50,7 @@ class ServedEngine:
             LOG.info("the chat template has no place for tools: the system message tells a "
                      "request's, and asks for calls as <tool_call>{...}</tool_call>")
         if model.parsing.reasoning != NONE and not self.config.model.skip_tokenizer:
-            model.thought_end = await self.client.tokenize(model.parsing.thought_end, False)
+            model.thought_end = await self.client.tokenize(model.parsing.row.end[0], False)
         return model
 
     async def check_model(self, name: str | None) -> ServedModel:

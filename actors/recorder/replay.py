@@ -8,6 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from actorium.actors.config import tree as configs
 from actorium.actors.core import Context
 from actorium.actors.ledger.records import LedgerHistory
@@ -43,7 +46,7 @@ class AnyGrammar:
     has the tokens that were sampled with them."""
 
     error = ""
-    consumed = 0
+    consumed = size = 0
 
     def knows(self, grammar: str) -> bool:
         """All of them."""
@@ -63,6 +66,14 @@ class AnyGrammar:
     def accept(self, tokens: Sequence[int]) -> bool:
         """Accepts all tokens."""
         return True
+
+    def bytes_of(self, token: int) -> bytes:
+        """Returns nothing: tokens have no text."""
+        return b""
+
+    def first_of(self, text: bytes) -> NDArray[np.uint32]:
+        """Returns a mask, which nobody reads."""
+        return np.ones(1, np.uint32)
 
     def masks(self, wanted: Sequence[tuple[Any, Sequence[int]]]) -> list[list[Any]]:
         """Returns no masks: a replay needs none."""

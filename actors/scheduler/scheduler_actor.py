@@ -26,7 +26,11 @@ from actorium.actors.runtime.offload import Offload, OffloadJob
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.recovery.recovery_log import PriorRun
 from actorium.actors.scheduler.recovery.request_faults import grammar_name
-from actorium.actors.structured.structured_output import StructuredOutputManager, vocabulary
+from actorium.actors.structured.structured_output import (
+    StructuredOutputManager,
+    needs_vocabulary,
+    vocabulary,
+)
 
 Post = Callable[..., None]
 
@@ -189,9 +193,9 @@ class GrammarCompiler:
                 del self._jobs[grammar]
 
     def takes(self, submit: Submit) -> bool:
-        """Returns whether a request waits for its grammar from now on."""
+        """Returns whether a request waits from now on: for its grammar, or for the vocabulary."""
         grammar, masking, post = submit.grammar, self._structured_output, self._post
-        if (not grammar or post is None or masking.knows(grammar)
+        if (not needs_vocabulary(submit) or post is None or masking.knows(grammar)
                 or len(self.waiting) >= self._most):
             return False
         if self._journal.convictions and self._journal.convicted(grammar_name(grammar)):

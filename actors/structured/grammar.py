@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from actorium.actors.config.reasoning_formats import HARMONY, REASONING_FORMATS
 from actorium.actors.config.retention import GRAMMAR_BYTES
 from actorium.actors.detokenizer.incremental import byte_of_char
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.gateway.parsers.call_formats import call_marks
 from actorium.actors.params import WRITTEN, Structured
-from actorium.actors.structured.guides import AnyTokens
 from actorium.actors.structured.schema_patterns import in_words
 from actorium.actors.structured.schemas import closed
-from actorium.actors.structured.structural_tags import lark_of
-from actorium.actors.structured.text_state import MOST, TextLimits, limits_of
+from actorium.actors.structured.structural_tags import ONE_SIDED, lark_of
+from actorium.actors.structured.text_state import MOST, TextLimits, TextState, limits_of
+from actorium.actors.structured.thought_state import (
+    AFTER,
+    BEFORE,
+    INSIDE,
+    ThoughtMarks,
+    ThoughtState,
+)
 
 LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000, "step_lexer_fuel": 50_000,
@@ -48,8 +54,9 @@ LARGE = 16_384
 """Tokens of a vocabulary from which on masks are computed on several threads."""
 THREADS = 8
 """The most threads."""
-ONE_SIDED = re.compile(r'<\|\w+>|<\w+\|>|<\|"\|>')
-"""Gemma 4's marks."""
+PLAIN = "\n".join(mark for name, row in REASONING_FORMATS.items() if name != HARMONY
+                  for mark in (*row.begin, *row.end, *row.answer))
+"""Marks of thoughts, which are text for grammars also where they are special tokens."""
 U32 = NDArray[np.uint32]
 
 
@@ -60,17 +67,17 @@ def memory_of(grammar: str) -> int:
 
 def _with_plain_marks(tokenizer: Path) -> str:
     """Returns the tokenizer.json with added tokens that are text in its vocabulary, such as
-    `</think>` and `<tool_call>` of many models, and with marks of calls that are special tokens of
-    some: llguidance takes each special token, and each in angle brackets, for one that no text of a
-    grammar matches. Gemma 4's marks and harmony's stay: their grammars name them as special tokens,
-    and GGUF files have them as text."""
+    `</think>` and `<tool_call>` of many models, and with marks of calls and of thoughts that are
+    special tokens of some: llguidance takes each special token, and each in angle brackets, for one
+    that no text of a grammar matches. Gemma 4's marks and harmony's stay: their grammars name them
+    as special tokens, and GGUF files have them as text."""
     given = json.loads(tokenizer.read_bytes())
     vocabulary, added = given["model"].get("vocab"), given.get("added_tokens") or []
     in_bytes = "ByteLevel" in json.dumps(given.get("decoder"))
     calls = call_marks()
     marks = [one for one in added if not any(letter.isspace() for letter in one["content"])
              and ONE_SIDED.fullmatch(one["content"]) is None
-             and (one["content"] in calls if one["special"]
+             and (one["content"] in calls or one["content"] in PLAIN if one["special"]
                   else in_bytes or one["content"].isascii())]
     if not isinstance(vocabulary, dict) or not marks:
         return str(tokenizer)
@@ -109,9 +116,7 @@ class GrammarVocabulary:
         compiled = self._kept[grammar] = self._kept.pop(grammar)
         if isinstance(compiled, InvalidRequest):
             raise InvalidRequest(compiled.message, compiled.param)
-        limits = limits_of(grammar)
-        inner = AnyTokens(self.size) if limits is not None and limits.free else compiled.deep_copy()
-        return GrammarMatcher(inner, self, limits)
+        return GrammarMatcher(compiled.deep_copy(), self, limits_of(grammar))
 
     def knows(self, grammar: str) -> bool:
         """Returns whether `matcher` answers at once."""
@@ -139,12 +144,9 @@ class GrammarVocabulary:
     def masks(self, wanted: Sequence[tuple[GrammarMatcher, Sequence[int]]]) -> list[list[U32]]:
         """Returns `GrammarMatcher.masks` of each matcher and its drafts, in parallel where that is
         faster."""
-        computed = [one for one in wanted if not isinstance(one[0].inner, AnyTokens)]
-        if len(computed) < 2 or self.size < LARGE:
+        if len(wanted) < 2 or self.size < LARGE:
             return [matcher.masks(drafts) for matcher, drafts in wanted]
-        made = iter(self._masks_in_parallel(computed))
-        return [matcher.masks(drafts) if isinstance(matcher.inner, AnyTokens) else next(made)
-                for matcher, drafts in wanted]
+        return self._masks_in_parallel(wanted)
 
     def _masks_in_parallel(self, wanted: Sequence[tuple[GrammarMatcher, Sequence[int]]]
                            ) -> list[list[U32]]:
@@ -186,8 +188,9 @@ class GrammarVocabulary:
         """Returns u32[words] with the first token of a text alone: of a mark that is a token, that.
         """
         bits = np.zeros(self.words, np.uint32)
-        ways = (self._tokens.tokenize_str(text.decode(), parse_special=True),
-                self._tokens.greedy_tokenize(text.decode()))
+        shown = text.decode(errors="ignore")  # it may begin within a character
+        ways = (self._tokens.tokenize_str(shown, parse_special=True),
+                self._tokens.greedy_tokenize(shown)) if shown.encode() == text else ()
         whole = next((ids for ids in ways if len(ids) == 1), self._tokens.tokenize_bytes(text))
         bits[whole[0] // 32] = 1 << whole[0] % 32
         return bits
@@ -225,8 +228,12 @@ class GrammarMatcher:
     def __init__(self, compiled: Any, vocabulary: GrammarVocabulary,
                  limits: TextLimits | None = None) -> None:
         """compiled: llguidance's matcher, which becomes `inner`; limits: those of the text."""
-        self.inner, self._vocabulary, self._limits = compiled, vocabulary, limits
-        self._text = None if limits is None else limits.start()
+        self.inner, self._vocabulary = compiled, vocabulary
+        self._text = TextState() if limits is not None and limits.json else None
+        self._thought, self._marks = ThoughtState(AFTER), None
+        if limits is not None and limits.thought:
+            self._thought = ThoughtState(INSIDE if limits.opened else BEFORE)
+            self._marks = ThoughtMarks.of(REASONING_FORMATS[limits.thought])
         self.consumed = 0
         """Tokens accepted so far."""
 
@@ -250,8 +257,16 @@ class GrammarMatcher:
             if not self.inner.consume_token(token):
                 return False
             if self._text is not None:
-                self._text = self._text.after(self._vocabulary.bytes_of(token))
+                self._thought, self._text = self._after(self._thought, self._text, token)
         return True
+
+    def _after(self, thought: ThoughtState, text: TextState, token: int
+               ) -> tuple[ThoughtState, TextState]:
+        """Returns the states of the thought and of the JSON text behind another token."""
+        more = self._vocabulary.bytes_of(token)
+        if self._marks is not None:
+            thought, more = thought.after(more, self._marks)
+        return thought, text.after(more)
 
     def masks(self, drafts: Sequence[int]) -> list[U32]:
         """Returns u32[words] for the next token and for those after each draft, as far as the
@@ -267,20 +282,15 @@ class GrammarMatcher:
         return self.narrowed(found, drafts)
 
     def narrowed(self, rows: list[U32], drafts: Sequence[int]) -> list[U32]:
-        """Returns the masks as the text's limits have them, unless they leave nothing: without
-        further digits where a number has its most, and nothing but the end of a thought that has
-        all its tokens."""
-        if self._text is None or self._limits is None:
+        """Returns the masks without further digits where a number has its most, unless that leaves
+        nothing."""
+        if self._text is None:
             return rows
-        text, found = self._text, []
+        thought, text, found = self._thought, self._text, []
         for place, bits in enumerate(rows):
             if place:
-                text = text.after(self._vocabulary.bytes_of(drafts[place - 1]))
-            ends = bits
-            if self._limits.json and text.digits >= MOST:
-                ends = bits & self._vocabulary.no_digits
-            elif self._limits.ends_thought(text):
-                ends = bits & self._vocabulary.first_of(text.left_of_thought())
+                thought, text = self._after(thought, text, drafts[place - 1])
+            ends = bits & self._vocabulary.no_digits if text.digits >= MOST else bits
             found.append(ends if ends.any() else bits)
         return found
 

@@ -2,7 +2,7 @@
 
 A grammar's masks come from the vocabulary, many sequences at once (`structured_output`); token
 rules (a set of allowed tokens, sequences of tokens that must not be completed) narrow them, or
-stand alone. Pure.
+stand alone. A thought that has all its tokens leaves nothing but its end. Pure.
 """
 
 from __future__ import annotations
@@ -13,8 +13,15 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from actorium.actors.messages import TokenRules
+from actorium.actors.config.reasoning_formats import REASONING_FORMATS
+from actorium.actors.messages import ThoughtRule, TokenRules
 from actorium.actors.params import ResolvedParams
+from actorium.actors.structured.thought_state import (
+    AFTER,
+    BudgetState,
+    ThoughtBudget,
+    ThoughtState,
+)
 
 U32 = NDArray[np.uint32]
 NONE_LEFT = "bad_words: they and allowed_token_ids leave no token to sample"
@@ -32,32 +39,42 @@ class TokenMatcher(Protocol):
     def accept(self, tokens: Sequence[int]) -> bool: ...
 
 
-class AnyTokens:
-    """A matcher of any tokens, as llguidance's matchers are used."""
+class TokenBytes(Protocol):
+    """The texts of tokens (`grammar.GrammarVocabulary`)."""
 
-    def __init__(self, size: int) -> None:
-        """size: of the vocabulary."""
-        self._bits = _all(size).tobytes()
+    size: int
 
-    def compute_bitmask(self) -> bytes:
-        return self._bits
+    def bytes_of(self, token: int) -> bytes: ...
 
-    def consume_token(self, _token: int) -> bool:
-        return True
+    def first_of(self, text: bytes) -> U32: ...
 
-    def try_consume_tokens(self, tokens: Sequence[int]) -> int:
-        return len(tokens)
 
-    def rollback(self, _tokens: int) -> bool:
-        return True
+class ThoughtGuide:
+    """The budget of a request's thoughts, in tokens; its choices share it."""
 
-    def is_stopped(self) -> bool:
-        return False
+    def __init__(self, rule: ThoughtRule, words: TokenBytes) -> None:
+        self._budget = ThoughtBudget(REASONING_FORMATS[rule.format], rule.budget, rule.opened)
+        self._words, self._all = words, _all(words.size)
+        self.start = self._budget.start
+        self.may_act = self._budget.may_act
 
-    is_error = is_stopped
+    def after(self, state: BudgetState, token: int) -> BudgetState:
+        """Returns the state behind another token."""
+        return self._budget.after(state, self._words.bytes_of(token))
 
-    def is_accepting(self) -> bool:
-        return True
+    def forced(self, state: BudgetState) -> U32 | None:
+        """Returns the only token that may follow, as bits; None = there are several."""
+        text = self._budget.due(state)
+        return self._words.first_of(text) if text else None
+
+    def narrow(self, state: BudgetState, bits: U32 | None) -> U32 | None:
+        """Returns what else may follow of what is allowed (None = everything)."""
+        barred = self._budget.barred(state)
+        if not barred:
+            return bits
+        allowed = self._all if bits is None else bits
+        left = allowed & ~self._words.first_of(barred)
+        return left if left.any() else allowed
 
 
 class BadWordTree:
@@ -136,9 +153,11 @@ class TokenRuleFilter:
 class SequenceGuide:
     """The state of one sequence, as far as it decides what may be emitted next."""
 
-    def __init__(self, matcher: TokenMatcher | None, rules: TokenRuleFilter | None) -> None:
+    def __init__(self, matcher: TokenMatcher | None, rules: TokenRuleFilter | None,
+                 thought: ThoughtGuide | None = None) -> None:
         self.matcher = matcher
-        self._rules = rules
+        self._rules, self._thought = rules, thought
+        self._spent = BudgetState(ThoughtState(AFTER)) if thought is None else thought.start
         self._tail: list[int] = []
         self._failed = ""
         self.consumed = 0
@@ -151,39 +170,60 @@ class SequenceGuide:
             return self._failed
         return f"structured: the grammar cannot go on: {self.matcher.error}"
 
+    def decides(self, emitted: int) -> bool:
+        """Returns whether it may decide a token of the next step, behind `emitted` tokens at the
+        most: until a thought can have all its tokens, its budget changes nothing."""
+        return self.matcher is not None or self._rules is not None or (
+            self._thought is not None
+            and self._thought.may_act(self._spent, emitted - self.consumed))
+
     def accept(self, tokens: Sequence[int]) -> bool:
         """Advances by these tokens; returns False, and sets `error`, if they are not allowed."""
         self.consumed += len(tokens)
         if self.matcher is not None and not self.matcher.accept(tokens):
             self._failed = "structured: the grammar cannot go on: " + (
                 self.matcher.error or "a token that it does not allow")
-        if self._rules is not None:
-            for token in tokens:
-                if not self._rules.allows(token, self._tail):
+        for token in tokens:
+            if self._rules is not None:
+                if not self._rules.allows(token, self._tail) and not self._forces(token):
                     self._failed = self._failed or FORBIDDEN
                 self._tail.append(token)
+            if self._thought is not None:
+                self._spent = self._thought.after(self._spent, token)
+        if self._rules is not None:
             del self._tail[:-self._rules.memory]
         return not self.error
 
+    def _forces(self, token: int) -> bool:
+        """Returns whether the thought's budget asks for the token, which no other rule forbids."""
+        forced = None if self._thought is None else self._thought.forced(self._spent)
+        return forced is not None and bool(forced[token // 32] >> np.uint32(token % 32) & 1)
+
     def rows(self, bits: Sequence[Any] | None, drafts: Sequence[int]) -> list[Any]:
-        """Returns u32[words] for the next token and for those after each draft. bits: the
-        grammar's; where it has fewer rows, what follows is never sampled. Sets `error` if no next
-        token is allowed."""
-        if self._rules is None:
-            return list(bits or ())
+        """Returns u32[words] for the next token and for those after each draft, None where all are
+        allowed. bits: the grammar's; where it has fewer rows, what follows is never sampled. Sets
+        `error` if no next token is allowed."""
         masks: list[Any] = []
-        tokens = [*self._tail, *drafts]
+        tokens, spent = [*self._tail, *drafts], self._spent
         for place in range(1 + len(drafts) if bits is None else len(bits)):
-            before = tokens[:len(self._tail) + place]
-            narrowed = self._rules.narrow(None if bits is None else bits[place],
-                                          before[-self._rules.memory:], self.consumed + place)
-            if narrowed is None:
-                if not place:
-                    self._failed = NONE_LEFT
-                # Further on it comes to this only if all drafts before are accepted; whatever is
-                # sampled then is forbidden, and ends the sequence when it is taken.
-                break
-            masks.append(narrowed)
+            found = None if bits is None else bits[place]
+            if place and self._thought is not None:
+                spent = self._thought.after(spent, drafts[place - 1])
+            forced = None if self._thought is None else self._thought.forced(spent)
+            if forced is not None and (found is None or (found & forced).any()):
+                masks.append(forced)
+                continue
+            if self._rules is not None:
+                before = tokens[:len(self._tail) + place]
+                found = self._rules.narrow(found, before[-self._rules.memory:],
+                                           self.consumed + place)
+                if found is None:
+                    if not place:
+                        self._failed = NONE_LEFT
+                    # Further on it comes to this only if all drafts before are accepted; whatever
+                    # is sampled then is forbidden, and ends the sequence when it is taken.
+                    break
+            masks.append(found if self._thought is None else self._thought.narrow(spent, found))
         return masks
 
 

@@ -15,19 +15,19 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from actorium.actors.config.reasoning_formats import REASONING_FORMATS
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.structured.schemas import closed
-from actorium.actors.structured.text_state import FREE, THOUGHTS, TextLimits
+from actorium.actors.structured.text_state import FREE, TextLimits
 
 MAX_PARTS = 2000
 """The most parts of a description."""
 TEXT = r"/(?s:.*)/"
 WORDS = r"/(?s:.+)/"
-THOUGHT_MARKS = {"think": ('"<think>"', '"</think>"'),
-                 "gemma4": (r'<|channel> "thought\n"', "<channel|>")}
-"""Marks of thoughts in Lark, in the order of `THOUGHTS`."""
 SPECIAL_TOKEN = re.compile(r'<\|[\w"]{1,64}\|?>|<\w{1,64}\|>')
-FREE_MARK = FREE[len(THOUGHTS)][0].decode()
+ONE_SIDED = re.compile(r'<\|\w+>|<\w+\|>|<\|"\|>')
+"""Gemma 4's marks: special tokens, which no text of a grammar matches."""
+FREE_MARK = FREE[0][0].decode()
 """Begins the mark of a call whose arguments are free text."""
 SPACES_BEHIND = r"/[ \n]{0,8}/"
 """Between a thought and the answer. Bounded, or a model may fill its context with blanks."""
@@ -181,15 +181,14 @@ class _Translation:
         budget, is_open = node.get("max_tokens"), bool(node.get("open"))
         if budget is not None and (type(budget) is not int or budget < 0):
             raise _wrong(f"{where}.max_tokens", "must be a whole number, not negative")
-        marks, kinds = node.get("marks", "think"), list(THOUGHT_MARKS)
-        if marks not in kinds:
-            raise _wrong(f"{where}.marks", f"must be one of {', '.join(kinds)}")
-        number = kinds.index(marks) + 1
-        self._limits = self._limits._replace(thought=number if is_open else 0, budget=budget)
-        begin, end = THOUGHT_MARKS[marks]
+        name = node.get("marks", "qwen3")
+        if name not in REASONING_FORMATS:
+            raise _wrong(f"{where}.marks", f"must be one of {', '.join(REASONING_FORMATS)}")
+        self._limits = self._limits._replace(thought=name, opened=is_open, budget=budget)
+        begin, end = map(_any_of, (REASONING_FORMATS[name].begin, REASONING_FORMATS[name].end))
         then = self._named(then)
         # No text matches a special token, so it ends a text by itself.
-        thought = f"{self._rule(f'{TEXT} {end}', lazy=end.startswith(_QUOTE))} {SPACES_BEHIND}"
+        thought = f"{self._rule(f'{TEXT} {end}', lazy=_QUOTE in end)} {SPACES_BEHIND}"
         if is_open:
             return Then(f"{thought} {then.expression}")
         return Then(self._rule(f"{begin} {thought} {then.expression} | {then.expression}"))
@@ -347,6 +346,22 @@ def _known(node: Node, where: str, keys: Sequence[str]) -> None:
     for key in node:
         if key not in keys:
             raise _wrong(f"{where}.{key}", "is not supported")
+
+
+def _any_of(marks: Sequence[str]) -> str:
+    """Returns any of a thought's marks."""
+    each = [_in_lark(mark) for mark in marks]
+    return each[0] if len(each) == 1 else f"({' | '.join(each)})"
+
+
+def _in_lark(mark: str) -> str:
+    """Returns a thought's mark: text, or a special token that no text matches, and what follows it.
+    """
+    token = ONE_SIDED.match(mark)
+    if token is None:
+        return _quoted(mark)
+    rest = mark[token.end():]
+    return f"{token[0]} {_in_lark(rest)}" if rest else token[0]
 
 
 def _special_token(text: Any, where: str) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
 from actorium.actors.errors import ActoriumError, EngineUnavailable, InvalidRequest
-from actorium.actors.messages import Masks, RowMask, StepPlan, StepResult
+from actorium.actors.messages import Masks, RowMask, StepPlan, StepResult, Submit, ThoughtRule
 from actorium.actors.runtime.inflight_journal import PROCESS_FAULTS, InflightJournal
 from actorium.actors.scheduler.request_state import (
     PlanRecord,
@@ -30,7 +30,8 @@ from actorium.actors.scheduler.request_state import (
 )
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.actors.scheduler.step_results import BadResult
-from actorium.actors.structured.guides import SequenceGuide, TokenRuleFilter
+from actorium.actors.structured.guides import SequenceGuide, ThoughtGuide, TokenRuleFilter
+from actorium.actors.structured.text_state import limits_of
 
 NO_DRAFTS: tuple[int, ...] = ()
 MAX_REASON_CHARS = 500
@@ -39,6 +40,27 @@ MAX_REASON_CHARS = 500
 
 Load = Callable[[], Any]
 """Returns a `grammar.GrammarVocabulary`, or what a replay has in its place."""
+
+
+def thought_rule_of(submit: Submit) -> ThoughtRule | None:
+    """Returns the limit on a request's thoughts: of its rules, or of its grammar."""
+    if submit.rules is not None and submit.rules.thought is not None:
+        return submit.rules.thought
+    limits = limits_of(submit.grammar)
+    if limits is None or limits.budget is None:
+        return None
+    return ThoughtRule(limits.thought, limits.budget, limits.opened)
+
+
+def is_free(grammar: str) -> bool:
+    """Returns whether a grammar limits nothing but a thought."""
+    limits = limits_of(grammar)
+    return limits is not None and limits.free
+
+
+def needs_vocabulary(submit: Submit) -> bool:
+    """Returns whether a request's masks depend on the texts of tokens."""
+    return bool(submit.grammar or submit.rules is not None and submit.rules.thought is not None)
 
 
 class VocabularyLoader:
@@ -104,16 +126,19 @@ class StructuredOutputManager:
         submit = request.submit
         if not submit.grammar and submit.rules is None:
             return None
-        rules = None if submit.rules is None else TokenRuleFilter(
-            submit.rules, submit.params, bool(submit.grammar))
+        rules, limit = submit.rules, thought_rule_of(submit)
+        narrows = rules is not None and (rules.allowed or rules.bad_words or rules.thought is None)
+        tokens = TokenRuleFilter(rules, submit.params, bool(submit.grammar)) \
+            if rules is not None and narrows else None
         try:
-            if submit.grammar and self._words is None:
+            if needs_vocabulary(submit) and self._words is None:
                 self._words = self._load()
+            thought = None if limit is None else ThoughtGuide(limit, self._words)
             for sid in request.live:
                 matcher = None
-                if submit.grammar and self._words is not None:
+                if submit.grammar and self._words is not None and not is_free(submit.grammar):
                     matcher = self._words.matcher(submit.grammar)
-                self._guides[sid] = SequenceGuide(matcher, rules)
+                self._guides[sid] = SequenceGuide(matcher, tokens, thought)
         except ActoriumError as error:
             return Rejection(error.code, error.message)
         return None
@@ -121,19 +146,20 @@ class StructuredOutputManager:
     # --- grammars that are compiled before they are needed ---
 
     def knows(self, grammar: str) -> bool:
-        """Returns whether a request with this grammar delays no other."""
-        return self._words is not None and self._words.knows(grammar)
+        """Returns whether a request with this grammar ("" = none) delays no other."""
+        return self._words is not None and (not grammar or self._words.knows(grammar))
 
     def prepare(self, grammar: str) -> tuple[Any, Any]:
         """Returns the vocabulary, which is loaded if that is still to be done, and the compiled
         grammar. Runs on any thread. Raises `ActoriumError` if there is no vocabulary."""
         words = self._words or self._load()
-        return words, words.compile(grammar)
+        return words, words.compile(grammar) if grammar else None
 
     def add_compiled(self, grammar: str, words: Any, compiled: Any) -> None:
         """Adds the result of `prepare`."""
         self._words = self._words or words
-        self._words.keep(grammar, compiled)
+        if grammar:
+            self._words.keep(grammar, compiled)
 
     def remove(self, sid: int) -> None:
         """Forgets a sequence that is over."""
@@ -150,6 +176,9 @@ class StructuredOutputManager:
         if not masked:
             return plan
         self._planned[record.step] = masked
+        masked = [sid for sid in masked if self._decides(state, sid)]
+        if not masked:
+            return plan
         if any(not set(masked).isdisjoint(before.sids.tolist()) for before in unresolved):
             self._due.add(record.step)
             return msgspec.structs.replace(plan, masks_follow=True)
@@ -205,6 +234,14 @@ class StructuredOutputManager:
         """Counts masks made since the start."""
         return {"masks": self.made}
 
+    def _decides(self, state: SchedulerState, sid: int) -> bool:
+        """Returns whether a sequence's guide may decide a token of the plans made so far."""
+        sequence = state.sequences.get(sid)
+        if sequence is None:
+            return False
+        length = int(state.table.len_hi[sequence.slot]) - len(sequence.request.prompt)
+        return self._guides[sid].decides(length - 1)
+
     def _masks(self, state: SchedulerState, record: PlanRecord) -> list[RowMask]:
         """Returns the masks of the plan's rows, all plans before it being answered."""
         journal = state.guard.journal
@@ -213,7 +250,7 @@ class StructuredOutputManager:
         sids, slots = record.sids.tolist(), record.slots.tolist()
         for row, (sid, slot) in enumerate(zip(sids, slots, strict=True)):
             guide, sequence = self._guides.get(sid), state.sequences.get(sid)
-            if guide is None or sequence is None:
+            if guide is None or sequence is None or not self._decides(state, sid):
                 continue
             journal.put(sequence.request.name)
             try:
@@ -237,7 +274,8 @@ class StructuredOutputManager:
             if guide.error:
                 self.mark_stuck(state, [sequence.sid], _why(guide))
             else:
-                masks += [RowMask(slot, place, bits.tobytes()) for place, bits in enumerate(rows)]
+                masks += [RowMask(slot, place, bits.tobytes()) for place, bits in enumerate(rows)
+                          if bits is not None]
         self.made += len(masks)
         return masks
 

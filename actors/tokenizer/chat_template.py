@@ -237,6 +237,12 @@ class ChatTemplates:
         raise InvalidRequest("messages: the model has no chat template (--chat-template FILE sets "
                              "one)", "messages")
 
+    @property
+    def shown(self) -> str:
+        """Returns the sources of the templates of conversations without and with tools."""
+        return "".join(own.source for name, own in self._named.items()
+                       if name in (DEFAULT, TOOL_USE))
+
     def info(self) -> dict[str, Any]:
         """Returns what ServerInfo says of them."""
         sources = {name: own.source for name, own in self._named.items()}

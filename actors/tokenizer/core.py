@@ -56,6 +56,7 @@ from actorium.actors.tokenizer.prompt_encoder import (
 )
 from actorium.actors.tokenizer.request_queue import PendingMessage, RequestQueue
 from actorium.actors.tokenizer.text_model import TextModel
+from actorium.actors.tokenizer.thought_rules import thought_rule
 from actorium.actors.tracing.trace_context import new_trace
 
 LOADING_BUDGET = 120.0
@@ -345,7 +346,8 @@ class TokenizerCore(Core):
             seed=seed, deterministic=message.params.deterministic,
             deadline=now + timeout, arrival=now, tenant=message.tenant,
             priority=message.priority, grammar=grammar, resume_seconds=message.resume_seconds,
-            rules=defaults.token_rules(message.params, model), cache_salt=message.cache_salt,
+            rules=defaults.token_rules(message.params, model, thought_rule(
+                message, ids, resolved.max_tokens, model)), cache_salt=message.cache_salt,
             media=prompt.media, created=message.created, trace=self._trace(entry))))
         self._remember(key, len(ids), now)
         self._reply(client, Accepted(message.rid, len(ids)))

@@ -7,9 +7,10 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
+from actorium.actors.config.reasoning_formats import NONE
 from actorium.actors.detokenizer.linear_regex import MAX_OF_CHOICES, compiled
 from actorium.actors.errors import ContextOverflow, InvalidRequest, context_overflow
-from actorium.actors.messages import TokenRules
+from actorium.actors.messages import ThoughtRule, TokenRules
 from actorium.actors.params import MAX_N, ResolvedParams, SamplingParams, TextParams
 from actorium.actors.runtime.splitmix64 import splitmix64
 
@@ -27,6 +28,8 @@ class ModelFacts(Struct, frozen=True):
     """The most choices of a request."""
     max_new_tokens: int | None = None
     """The longest completion, whatever its request asks for."""
+    reasoning: str = NONE
+    """The format of the model's thoughts."""
     strict_max_tokens: bool = False
     """Refuse a max_tokens that does not fit the context, instead of cutting it."""
 
@@ -44,6 +47,10 @@ def check_params(params: SamplingParams, facts: ModelFacts) -> None:
         if getattr(params, field) and not facts.has_tokenizer:
             raise InvalidRequest(f"{field}: the engine runs without a tokenizer (skip_tokenizer)"
                                  f"{_OF_TEXT[field]}", field)
+    if params.thinking_token_budget is not None and facts.reasoning == NONE:
+        raise InvalidRequest("thinking_token_budget: the model does not reason, as far as its chat "
+                             "template shows (--reasoning-parser names a format)",
+                             "thinking_token_budget")
     for field in _OF_IDS:
         _check_ids(field, getattr(params, field) or (), facts.vocab_size)
     _check_expressions(params)
@@ -125,7 +132,8 @@ def resolve(params: SamplingParams, facts: ModelFacts, prompt_tokens: int) -> Re
         logprobs=_logprobs(params),
         prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
         logprob_ids=tuple(dict.fromkeys(params.logprob_token_ids or ())),
-        masked=bool(params.structured or params.allowed_token_ids or params.bad_words),
+        masked=bool(params.structured or params.allowed_token_ids or params.bad_words
+                    or params.thought_limit(max_tokens) is not None),
     )
 
 
@@ -181,16 +189,18 @@ class TextEncoder(Protocol):
     def encode_all(self, texts: list[str], field: str) -> list[list[int]]: ...
 
 
-def token_rules(params: SamplingParams, model: TextEncoder) -> TokenRules | None:
-    """Returns the token rules of a checked request; None where it has none.
+def token_rules(params: SamplingParams, model: TextEncoder, thought: ThoughtRule | None = None
+                ) -> TokenRules | None:
+    """Returns the token rules of a checked request; None where it has none. thought: the limit on
+    its thoughts.
 
     A bad word counts both at the start of a text and after a space: most tokenizers have different
     tokens for the two. (vLLM drops the second one where it has another number of tokens.)
     """
-    if not (params.allowed_token_ids or params.bad_words):
+    if not (params.allowed_token_ids or params.bad_words or thought):
         return None
     words = [word.lstrip(" ") or word for word in params.bad_words or ()]
     found = model.encode_all([*words, *(f" {word}" for word in words)], "bad_words")
     sequences = dict.fromkeys(array("i", ids).tobytes() for ids in found if ids)
     return TokenRules(model.facts.vocab_size, array("i", params.allowed_token_ids or ()).tobytes(),
-                      list(sequences))
+                      list(sequences), thought)

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from actorium.actors import params
 from actorium.actors.config import tree as configs
+from actorium.actors.config.reasoning_formats import NONE, format_chosen
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import ContextOverflow, InvalidRequest
 from actorium.actors.media.prompt_media import open_prompt_media
@@ -63,7 +64,10 @@ class TextModel:
                                                     config.model.max_model_len),
             eos_ids=eos, strict_max_tokens=config.model.strict_max_tokens,
             generation=models.usable_defaults(self.path, generation),
-            has_tokenizer=self._tokenizer is not None, max_n=config.scheduler.max_n,
+            has_tokenizer=self._tokenizer is not None,
+            reasoning=format_chosen(config.gateway.reasoning_parser,
+                                    config.gateway.tool_call_parser, self._templates.shown)
+            if self._tokenizer is not None else NONE, max_n=config.scheduler.max_n,
             max_new_tokens=models.max_new_tokens(config.model.generation_config,
                                                  config.model.override_generation_config))
         self.grammars = GrammarValidator(self.path, self.facts)

@@ -104,7 +104,7 @@ vllm() {
     echo "$VLLM" > "$folder/.ready"
 }
 
-# vLLM's and SGLang's parsers of tool calls, out of their wheels, without what the rest needs:
+# vLLM's and SGLang's parsers of tool calls and of reasoning, out of their wheels, with what they need:
 # build/parsers.
 parsers() {
     local folder=$build/parsers want="$VLLM $SGLANG_PARSERS"

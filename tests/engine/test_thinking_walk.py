@@ -250,3 +250,52 @@ def test_formats_of_every_kind_begin_behind_the_thought(served: Served, wanted: 
         assert len(message["content"]) < 40 or "json_object" in str(wanted)
         assert message["content"][0] in "yn0123456789{ab"
         assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] <= 2 * BUDGET
+
+
+def plain(served: Served, path: str, **fields: Any) -> Any:
+    """The whole answer to a question without tools."""
+    asked = {"model": "", "temperature": 1, "seed": 4, **fields}
+    answer = httpx.post(served.url + path, json=asked, timeout=60)
+    return answer.json() if answer.status_code == 200 else answer.json()["error"]
+
+
+@pytest.mark.parametrize("budget", [0, 5])
+def test_every_name_of_a_budget(served: Served, budget: int) -> None:
+    """The thought has so many tokens, as the usage says, and the answer goes on behind it."""
+    chat = {"messages": [{"role": "user", "content": "Go."}], "max_tokens": 30, "ignore_eos": True}
+    reply = {"input": "Go.", "max_output_tokens": 30, "store": False, "ignore_eos": True}
+    text = {"prompt": "Go. <think>", "max_tokens": 30, "ignore_eos": True}
+    named, routed = {"thinking_token_budget": budget}, {"reasoning": {"max_tokens": budget}}
+    chats = [plain(served, PATHS["chat"], **chat, **more) for more in (named, routed)]
+    replies = [plain(served, PATHS["responses"], **reply, **more) for more in (named, routed)]
+    for answer in chats:
+        message = answer["choices"][0]["message"]
+        assert bool(message["reasoning_content"]) is (budget > 0) and message["content"]
+        assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == budget
+        assert message == chats[0]["choices"][0]["message"]
+    for answer in replies:
+        assert answer["usage"]["output_tokens_details"]["reasoning_tokens"] == budget
+        assert whole_response(answer).text == chats[0]["choices"][0]["message"]["content"]
+    assert replies[1]["reasoning"]["max_tokens"] == budget
+    hidden = plain(served, PATHS["chat"], **chat,
+                   reasoning={"max_tokens": budget, "exclude": True})["choices"][0]["message"]
+    assert not hidden["reasoning_content"]
+    assert hidden["content"] == chats[0]["choices"][0]["message"]["content"]
+    completion = plain(served, "/v1/completions", **text, **named)["choices"][0]["text"]
+    assert "</think>" in completion and (budget or completion.startswith("</think>"))
+
+
+def test_budgets_that_contradict_each_other(served: Served) -> None:
+    error = plain(served, PATHS["chat"], messages=[{"role": "user", "content": "Go."}],
+                  thinking_token_budget=3, reasoning={"max_tokens": 3})
+    assert error["message"].startswith("reasoning.max_tokens: not together with")
+    error = plain(served, PATHS["chat"], messages=[{"role": "user", "content": "Go."}],
+                  reasoning={"max_tokens": -3})
+    assert "reasoning.max_tokens" in error["message"]
+
+
+def test_a_thought_that_is_turned_off_has_no_budget(served: Served) -> None:
+    asked = {"messages": [{"role": "user", "content": "Go."}], "max_tokens": 12}
+    answers = [plain(served, PATHS["chat"], **asked, reasoning=reasoning)["choices"][0]["message"]
+               for reasoning in ({"enabled": False, "max_tokens": 0}, {"effort": "none"})]
+    assert answers[0] == answers[1] and not answers[0]["reasoning_content"]

@@ -239,8 +239,8 @@ def _worker_rows(w: WorkerInfo) -> list[tuple[str, str]]:
 
 
 def _chat_rows(config: Config, info: dict[str, Any]) -> list[tuple[str, str]]:
+    from actorium.actors.config.reasoning_formats import NONE
     from actorium.actors.gateway.parsers.parser_factory import ModelTemplates, ParserFactory
-    from actorium.actors.gateway.parsers.thoughts import NONE
 
     template = info.get("chat_template")
     if template is None:

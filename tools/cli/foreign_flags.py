@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from actorium.actors.config.call_format_names import ALIASES as CALL_FORMAT_ALIASES
+from actorium.actors.config.reasoning_formats import ALIASES as REASONING_NAMES
 
 
 class Group(NamedTuple):
@@ -292,8 +293,7 @@ VALUES: dict[str, dict[str, tuple[str | None, str]]] = {
                      "fp8_per_tensor": ("fp8", _BY_ROW), "fp8_per_block": ("fp8", _BY_ROW)},
     "chat_template": {name: (None, _OWN_TEMPLATE) for name in BUILTIN_TEMPLATES},
     "tool_call_parser": {name: (own, "") for name, own in CALL_FORMAT_ALIASES.items()},
-    "reasoning_parser": {"openai_gptoss": ("harmony", ""), "gpt-oss": ("harmony", ""),
-                         "deepseek-r1": ("deepseek_r1", ""), "qwen3-thinking": ("deepseek_r1", "")},
+    "reasoning_parser": {alias: (name, "") for alias, name in REASONING_NAMES.items()},
     "log_level": {**{name: (name, "") for name in ("debug", "info", "warning", "error")},
                   "critical": ("error", ""), "fatal": ("error", ""), "warn": ("warning", ""),
                   "trace": ("debug", "")},

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from actorium.actors.config.reasoning_formats import GEMMA4, HARMONY
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.gateway.api.call_grammar import (
     ANY_OBJECT,
@@ -35,7 +36,6 @@ from actorium.actors.gateway.api.tag_parts import (
     token,
 )
 from actorium.actors.gateway.http.http_errors import bad_field
-from actorium.actors.gateway.parsers.gemma4 import GEMMA4
 from actorium.actors.gateway.parsers.harmony import (
     ANALYSIS,
     CHANNEL,
@@ -44,7 +44,6 @@ from actorium.actors.gateway.parsers.harmony import (
     END,
     FINAL,
     FUNCTIONS,
-    HARMONY,
     MESSAGE,
     START,
 )
@@ -54,12 +53,11 @@ from actorium.actors.structured.structural_tags import Node, format_of
 
 
 def constraint(wanted: Structured | None, tools: ToolSelection, parser: str, thought: Thought,
-               budget: int | None = None, reasoning: str = "") -> Structured | None:
+               reasoning: str = "qwen3") -> Structured | None:
     """Returns the constraint on a completion. wanted: the text's format; parser, reasoning: the
-    names of the parsers of tools and of reasoning; budget: the most tokens of the thought. Raises
-    `HttpError`, `InvalidRequest`."""
+    formats of the model's calls and of its thoughts. Raises `HttpError`, `InvalidRequest`."""
     if parser == HARMONY:
-        return _harmony(wanted, tools, thought, budget)
+        return _harmony(wanted, tools, thought)
     thinks = thought is not Thought.NONE
     if tools.forced is not None:
         body: Node | None = _demanded(tools, parser)
@@ -69,13 +67,11 @@ def constraint(wanted: Structured | None, tools: ToolSelection, parser: str, tho
             _format(wanted) if calls is None else one_of(_format(wanted), calls)
     else:
         body = _strict_calls(tools, parser)
-        if body is None and thinks and budget is not None:
-            body = ANY_TEXT
     if body is None:
         return wanted
     if thinks:
-        marks = {"marks": GEMMA4} if GEMMA4 in (parser, reasoning) else {}
-        body = sequence({**_thought(thought, budget), **marks}, body)
+        marks = GEMMA4 if parser == GEMMA4 else reasoning
+        body = sequence({"type": "thought", "open": thought is Thought.OPEN, "marks": marks}, body)
     elif body["type"] == "json_schema":
         return Structured(json_schema=json_text(body["json_schema"]), lenient=body["lenient"])
     return _tagged(body)
@@ -101,17 +97,10 @@ def _tagged(body: Node) -> Structured:
     return Structured(structural_tag=json_text({"type": "structural_tag", "format": body}))
 
 
-def _thought(thought: Thought, budget: int | None) -> Node:
-    limit = {} if budget is None else {"max_tokens": budget}
-    return {"type": "thought", "open": thought is Thought.OPEN, **limit}
-
-
-def _harmony(wanted: Structured | None, tools: ToolSelection, thought: Thought,
-             budget: int | None) -> Structured | None:
+def _harmony(wanted: Structured | None, tools: ToolSelection, thought: Thought
+             ) -> Structured | None:
     """Returns the constraint on a completion in harmony: the model may reason first, then its last
     message is a call, or has the caller's format."""
-    if budget is not None and thought is not Thought.NONE:
-        raise bad_field("thinking_token_budget", "not with models that write harmony")
     demanded, strict = tools.forced is not None, any(one.strict for one in tools.callable)
     if wanted is None and not demanded and (not strict or thought is Thought.NONE):
         return None

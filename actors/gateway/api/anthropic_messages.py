@@ -38,7 +38,7 @@ from actorium.actors.gateway.parsers.parts import (
     ToolCallArguments,
     ToolCallBegin,
 )
-from actorium.actors.gateway.parsers.thoughts import Thought, opens_thought
+from actorium.actors.gateway.parsers.thoughts import Thought
 from actorium.actors.gateway.served_model import ServedModel
 from actorium.actors.messages import Usage
 
@@ -205,7 +205,7 @@ class MessagesTurn(HttpTurn):
         self._prefill = prefill(self._turns)
         self._thought = model.parsing.thought(
             body.template_args(), bool(self._tools.shown),
-            None if self._prefill is None else opens_thought(self._prefill))
+            None if self._prefill is None else model.parsing.row.left_open(self._prefill))
         # A thought that the template does not let be left out is shown.
         self.answer = self.parsed_answer(
             keeps_reasoning=body.thinks or self._thought is Thought.OPEN)
@@ -217,10 +217,16 @@ class MessagesTurn(HttpTurn):
     def engine_fields(self) -> dict[str, str]:
         return {"structured": format_field(self.body, "tools")}
 
+    def thought_limit(self, budget: int | None) -> int | None:
+        """Returns the same, and None where the model does not reason: clients ask every model for
+        thoughts."""
+        asked = self.body.thinking_token_budget is not None
+        return super().thought_limit(budget) if asked or self._thought is not Thought.NONE else None
+
     async def requests(self) -> list[Request]:
         body = self.body
-        structured = self.constraint(structured_of(body), body.thought_budget)
-        params = sampling(body, None, structured=structured)
+        params = sampling(body, None, structured=self.constraint(structured_of(body)),
+                          thinking_token_budget=self.thought_limit(body.thought_budget))
         goes_on = self._prefill is not None
         return [request_for(body, params, self.call.tenant, messages=self._turns,
                             template_args=body.template_args(), tools=self._tools.shown,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+from actorium.actors.config.reasoning_formats import SWITCHES
 from actorium.actors.gateway.api.media_parts import content_of, unseen_parts
 from actorium.actors.gateway.api.offered_tools import (
     Function,
@@ -19,7 +20,12 @@ from actorium.actors.gateway.api.offered_tools import (
     offered,
     selected,
 )
-from actorium.actors.gateway.api.sampling_fields import SamplingFields, check_turns, effort_args
+from actorium.actors.gateway.api.sampling_fields import (
+    SamplingFields,
+    check_turns,
+    effort_args,
+    thought_budget,
+)
 from actorium.actors.gateway.http.http_errors import HttpError, bad_field
 from actorium.actors.gateway.parsers.custom_calls import arguments_for
 from actorium.actors.messages import ChatMessage, ToolCall, TurnPart
@@ -97,6 +103,27 @@ def check_prefixes(messages: Sequence[MessageParam]) -> None:
                             "assistant's")
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class ReasoningParam(Struct, kw_only=True):
+    """OpenRouter's options of reasoning."""
+
+    effort: Effort | None = None
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    """Another name of `thinking_token_budget`."""
+    exclude: bool = False
+    """Leave the reasoning out of the answer."""
+    enabled: bool | None = None
+
+    def template_args(self) -> dict[str, Any]:
+        """Returns the chat template's variables."""
+        if self.enabled is False or self.effort == "none":
+            return effort_args("none")
+        asks = self.enabled or self.max_tokens is not None
+        return effort_args(self.effort) | (dict.fromkeys(SWITCHES, True) if asks else {})
+
+
 class ChatBody(SamplingFields, kw_only=True):
     """A chat completion's request."""
 
@@ -108,8 +135,8 @@ class ChatBody(SamplingFields, kw_only=True):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = {}
     documents: list[dict[str, Any]] | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = \
-        None
+    reasoning_effort: Effort | None = None
+    reasoning: ReasoningParam | None = None
     add_generation_prompt: bool | None = None
     """Default: unless the final message is continued."""
     continue_final_message: bool = False
@@ -171,7 +198,18 @@ class ChatBody(SamplingFields, kw_only=True):
     def template_args(self) -> dict[str, Any]:
         """Returns the chat template's variables beside the conversation."""
         documents = {} if self.documents is None else {"documents": self.documents}
-        return documents | effort_args(self.reasoning_effort) | self.chat_template_kwargs
+        asked = {} if self.reasoning is None else self.reasoning.template_args()
+        return documents | asked | effort_args(self.reasoning_effort) | self.chat_template_kwargs
+
+    @property
+    def thought_budget(self) -> int | None:
+        """Returns the most tokens of the reasoning. Raises `HttpError`."""
+        return thought_budget(self, None if self.reasoning is None else self.reasoning.max_tokens)
+
+    @property
+    def shows_reasoning(self) -> bool:
+        """True if the answer has the reasoning."""
+        return self.include_reasoning and not (self.reasoning and self.reasoning.exclude)
 
     def answer_role(self) -> str:
         """Returns the role of the message that the answer is, or continues."""

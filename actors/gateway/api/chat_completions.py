@@ -30,7 +30,6 @@ from actorium.actors.gateway.parsers.parts import (
     ToolCallArguments,
     ToolCallBegin,
 )
-from actorium.actors.gateway.parsers.thoughts import opens_thought
 from actorium.actors.gateway.served_model import ServedModel, TokenIdTexts
 
 
@@ -120,14 +119,14 @@ class ChatTurn(HttpTurn):
         self._ignored = body.offer().ignored or UNSET, body.ignored_input() or UNSET
         self._thought = model.parsing.thought(
             body.template_args(), bool(self._tools.shown),
-            None if body.opens_turn else opens_thought(body.last_text()))
+            None if body.opens_turn else model.parsing.row.left_open(body.last_text()))
         self._texts = TokenIdTexts(self.engine.token_texts) if body.return_tokens_as_token_ids \
             else self.engine.token_texts
         self._delta = legacy_delta if body.legacy else delta
         self._echoed = body.echoed()
         self._prompt_ids: list[int] | None = None
         """Where the answer has them."""
-        self.answer = self.parsed_answer(body.separate_reasoning, body.include_reasoning,
+        self.answer = self.parsed_answer(body.separate_reasoning, body.shows_reasoning,
                                          body.offer().customs, body.n or 1)
 
     @property
@@ -137,7 +136,9 @@ class ChatTurn(HttpTurn):
     def engine_fields(self) -> dict[str, str]:
         return {"structured": format_field(self.body,
                                            "functions" if self.body.legacy else "tools"),
-                "max_tokens": self.body.limit_field}
+                "max_tokens": self.body.limit_field,
+                "thinking_token_budget": "thinking_token_budget"
+                if self.body.thinking_token_budget is not None else "reasoning.max_tokens"}
 
     @property
     def shows_token_texts(self) -> bool:
@@ -145,8 +146,9 @@ class ChatTurn(HttpTurn):
 
     async def requests(self) -> list[Request]:
         body, tenant = self.body, self.call.tenant
-        structured = self.constraint(structured_of(body), body.thinking_token_budget)
-        params = sampling(body, body.alternatives(), structured=structured)
+        params = sampling(body, body.alternatives(),
+                          structured=self.constraint(structured_of(body)),
+                          thinking_token_budget=self.thought_limit(body.thought_budget))
         prompt: dict[str, Any] = {
             "messages": body.turns(), "template_args": body.template_args(),
             "tools": self._tools.shown, "chat_template": body.chat_template,

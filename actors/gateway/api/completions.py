@@ -92,8 +92,6 @@ class CompletionBody(SamplingFields, kw_only=True):
                     raise bad_field(name, "not together with suffix")
             if not self.add_special_tokens:
                 raise bad_field("add_special_tokens", "not together with suffix")
-        if self.thinking_token_budget is not None:
-            raise bad_field("thinking_token_budget", "only with messages")
         if self.stream and self.prompt_logprobs is not None:
             raise bad_field("prompt_logprobs", "not in a stream")
         if self.max_tokens == 0 and not self.echo:

@@ -11,6 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from actorium.actors.client.requests import Request
+from actorium.actors.config.reasoning_formats import NONE
 from actorium.actors.gateway.answer_events import (
     TOOL_CALLS,
     AnswerEvent,
@@ -33,7 +34,7 @@ from actorium.actors.gateway.parsers.parts import (
     ToolCallArguments,
     ToolCallBegin,
 )
-from actorium.actors.gateway.parsers.thoughts import NONE, Thought
+from actorium.actors.gateway.parsers.thoughts import Thought
 from actorium.actors.gateway.served_model import ServedModel
 
 

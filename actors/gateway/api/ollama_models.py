@@ -13,6 +13,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from actorium.actors.config.models_settings import FOR_GOOD
+from actorium.actors.config.reasoning_formats import NONE, format_shown
 from actorium.actors.config.tree import Config, ModelConfig
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.api.model_routes import find_info
@@ -21,7 +22,6 @@ from actorium.actors.gateway.gateway_state import GatewayState
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError, bad_field
 from actorium.actors.gateway.http.replies import NDJSON, EventStream, JsonReply, json_line
-from actorium.actors.gateway.parsers.thoughts import NONE, detect_reasoning_parser
 from actorium.actors.gateway.served_model import LATEST
 from actorium.actors.model_manager.manager_messages import ModelList, ServedModelInfo
 from actorium.actors.models import model_dir
@@ -200,7 +200,7 @@ def _ability_of(model: str) -> Ability:
         templates = template_sources(folder, None)
         template = templates.get(DEFAULT, "")
         return Ability(template, model_dir.takes_media(Config(model=ModelConfig(model=model))),
-                       detect_reasoning_parser("".join(templates.values())) != NONE, False,
+                       format_shown("".join(templates.values())) != NONE, False,
                        model_dir.generation_defaults(folder))
     except (ActoriumError, OSError):
         return Ability("", False, False, False, {})

@@ -70,7 +70,7 @@ class ResponseObject(Struct, kw_only=True):
     output: list[OutputItem] = []
     parallel_tool_calls: bool = True
     previous_response_id: str | None = None
-    reasoning: dict[str, str | None] = {}
+    reasoning: dict[str, Any] = {}
     store: bool = False
     temperature: float | None = None
     text: dict[str, Any] = {}
@@ -121,6 +121,8 @@ class ResponsesTurn(HttpTurn):
 
     def engine_fields(self) -> dict[str, str]:
         return {"max_tokens": "max_output_tokens", "prompt": "input", "messages": "input",
+                "thinking_token_budget": "thinking_token_budget"
+                if self.body.thinking_token_budget is not None else "reasoning.max_tokens",
                 "structured": format_field(self.body, "tools" if self.body.text is None
                                            else "text.format")}
 
@@ -137,8 +139,8 @@ class ResponsesTurn(HttpTurn):
         body.input = await resolved(store, tenant, body.items(), items)
         turns = list(body.turns(items))
         self.response.ignored_input = ignored_input([*items, *body.input])
-        structured = self.constraint(body.structured(), body.thinking_token_budget)
-        params = sampling(body, body.alternatives(), structured=structured)
+        params = sampling(body, body.alternatives(), structured=self.constraint(body.structured()),
+                          thinking_token_budget=self.thought_limit(body.thought_budget))
         if store is not None and body.store:
             self._keeper = ResponseKeeper(store, tenant, context, body, self._answer_id)
             self.response.store = True

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct, ValidationError, convert, field
+from msgspec import Meta, Struct, ValidationError, convert, field
 
 from actorium.actors.client.requests import Request
 from actorium.actors.gateway.api.chat_body import ROLES, ContentPart, arguments_text
@@ -24,6 +24,7 @@ from actorium.actors.gateway.api.sampling_fields import (
     check_turns,
     effort_args,
     structured_of,
+    thought_budget,
 )
 from actorium.actors.gateway.http.http_errors import HttpError, bad_field
 from actorium.actors.gateway.parsers.custom_calls import arguments_for
@@ -86,11 +87,13 @@ class TextOptions(Struct, kw_only=True):
     format: TextFormat | None = None
 
 
-class ReasoningOptions(Struct, kw_only=True):
+class ReasoningOptions(Struct, kw_only=True, omit_defaults=True):
     effort: str | None = None
     summary: str | None = None
     generate_summary: str | None = None
     """OpenAI's older name of the same."""
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
+    """OpenRouter's name of `thinking_token_budget`."""
 
 
 class InputBody(SamplingFields, kw_only=True):
@@ -123,6 +126,11 @@ class InputBody(SamplingFields, kw_only=True):
         """Returns the chat template's variables."""
         effort = None if self.reasoning is None else self.reasoning.effort
         return effort_args(effort) | self.chat_template_kwargs
+
+    @property
+    def thought_budget(self) -> int | None:
+        """Returns the most tokens of the reasoning. Raises `HttpError`."""
+        return thought_budget(self, None if self.reasoning is None else self.reasoning.max_tokens)
 
     def offer(self) -> ToolOffer:
         """Returns the tools. Raises `HttpError`."""

@@ -263,7 +263,8 @@ def sampling(fields: SamplingFields, logprobs: int | None, **more: Any) -> Sampl
         else fields.repetition_penalty, "stop_token_ids": fields.stop_token_ids,
         "prompt_logprobs": fields.prompt_logprobs, "bad_words": fields.bad_words or None,
         "stop_regex": fields.stop_regex or None, "allowed_token_ids": fields.allowed_token_ids,
-        "logprob_token_ids": fields.logprob_token_ids, **more}
+        "logprob_token_ids": fields.logprob_token_ids,
+        "thinking_token_budget": fields.thinking_token_budget, **more}
     return SamplingParams(
         **{name: value for name, value in given.items() if value is not None},
         seed=None if fields.seed is None else fields.seed & SEED_MASK,
@@ -289,6 +290,14 @@ def effort_args(effort: str | None) -> dict[str, Any]:
         return {}
     return {"enable_thinking": False, "thinking": False} if effort == "none" \
         else {"reasoning_effort": effort}
+
+
+def thought_budget(fields: SamplingFields, reasoning: int | None) -> int | None:
+    """Returns the most tokens of the completion's thoughts, None = no limit. reasoning: what
+    `reasoning.max_tokens` says. Raises `HttpError`."""
+    if reasoning is None or fields.thinking_token_budget is None:
+        return fields.thinking_token_budget if reasoning is None else reasoning
+    raise bad_field("reasoning.max_tokens", "not together with thinking_token_budget")
 
 
 def check_turns(given: Sequence[object], field: str) -> None:

@@ -13,6 +13,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from actorium.actors.client.requests import Request
+from actorium.actors.config.reasoning_formats import NONE
 from actorium.actors.gateway.answer_events import (
     AnswerEvent,
     ChoiceEvents,
@@ -163,16 +164,19 @@ class HttpTurn(ABC):
 
         return DeltaReader(new_choice, choices=choices)
 
-    def constraint(self, wanted: Structured | None, budget: int | None) -> Structured | None:
-        """Returns the constraint on the completion. wanted: its format; budget: the most tokens of
-        its thought. Raises `HttpError`, `InvalidRequest`."""
-        most = min(self.body.limit or self.model.max_model_len, self.model.max_model_len)
-        if budget is not None and budget >= most:
-            budget = None  # steps with a grammar take longer
+    def constraint(self, wanted: Structured | None) -> Structured | None:
+        """Returns the constraint on the completion. wanted: its format. Raises `HttpError`,
+        `InvalidRequest`."""
         parsing = self.model.parsing
         # A model whose format is not known writes calls that are demanded as plain JSON.
         form = parsing.call_form if self._tools.forced is None else parsing.tools
-        return constraint(wanted, self._tools, form, self._thought, budget, parsing.reasoning)
+        return constraint(wanted, self._tools, form, self._thought, parsing.reasoning)
+
+    def thought_limit(self, budget: int | None) -> int | None:
+        """Returns the most tokens of the completion's thoughts, for the engine; None where there
+        are none. budget: what the request says."""
+        reasons = self.model.parsing.reasoning != NONE  # else the engine refuses it
+        return None if reasons and self._thought is Thought.NONE else budget
 
     # --- what each API has of its own ---
 

@@ -35,10 +35,9 @@ from actorium.actors.gateway.parsers.parts import (
     first_of,
     partial_mark,
 )
-from actorium.actors.gateway.parsers.thoughts import CHANNEL, CHANNEL_END, Thought
+from actorium.actors.gateway.parsers.thoughts import Thought
 
-GEMMA4 = "gemma4"
-"""The name of the format, as a parser of tools and of reasoning."""
+CHANNEL, CHANNEL_END = "<|channel>", "<channel|>"
 CALLS, THOUGHT = "call:", "thought"
 TURN = "<|turn>model\n"
 """Begins the turn, where the template has not."""

@@ -28,8 +28,6 @@ from actorium.actors.gateway.parsers.parts import (
 )
 from actorium.actors.gateway.parsers.thoughts import Thought
 
-HARMONY = "harmony"
-"""The name of the format, as a parser of tools and of reasoning."""
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 ANALYSIS, COMMENTARY, FINAL = "analysis", "commentary", "final"

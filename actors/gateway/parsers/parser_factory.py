@@ -8,11 +8,20 @@ from hashlib import sha256
 from itertools import islice
 from typing import Any
 
+from actorium.actors.config.reasoning_formats import (
+    AUTO,
+    GEMMA4,
+    HARMONY,
+    NONE,
+    REASONING_FORMATS,
+    THINK,
+    format_chosen,
+)
 from actorium.actors.gateway.parsers.call_formats import FORMATS, detect_call_format
 from actorium.actors.gateway.parsers.custom_calls import CustomToolCall
-from actorium.actors.gateway.parsers.gemma4 import GEMMA4, Gemma4Parser
+from actorium.actors.gateway.parsers.gemma4 import Gemma4Parser
 from actorium.actors.gateway.parsers.gemma4_values import GemmaForm
-from actorium.actors.gateway.parsers.harmony import END, HARMONY, HarmonyParser
+from actorium.actors.gateway.parsers.harmony import HarmonyParser
 from actorium.actors.gateway.parsers.json_calls import (
     CallForm,
     CallListParser,
@@ -30,17 +39,13 @@ from actorium.actors.gateway.parsers.parts import (
 )
 from actorium.actors.gateway.parsers.python_calls import PythonCallsParser
 from actorium.actors.gateway.parsers.thoughts import (
-    AUTO,
-    CHANNEL_END,
-    CLOSE,
     MAX_SWITCHES,
-    NONE,
     OBJECTS,
-    SWITCHES,
+    OF_BEGIN,
     CallBeginning,
+    KeptThought,
     ThinkParser,
     Thought,
-    detect_reasoning_parser,
     is_switch,
     thought_opening,
 )
@@ -89,22 +94,19 @@ class ParserFactory:
         self.tools = _tool_parser(tool_parser, templates)
         # A template that shows calls in no known form may be followed by a request's that does.
         self._reads_calls = tool_parser != NONE
-        self.reasoning = reasoning_parser if reasoning_parser != AUTO \
-            else detect_reasoning_parser(templates.plain + templates.with_tools)
-        if tool_parser == AUTO and reasoning_parser in (HARMONY, GEMMA4):
-            self.tools = reasoning_parser
-        elif reasoning_parser == AUTO and tool_parser in (HARMONY, GEMMA4):
-            self.reasoning = tool_parser
+        self.reasoning = format_chosen(reasoning_parser, tool_parser,
+                                       templates.plain + templates.with_tools)
+        if tool_parser == AUTO != reasoning_parser and self.reasoning in (HARMONY, GEMMA4):
+            self.tools = self.reasoning
         self._harmony = HARMONY in (self.tools, self.reasoning)
-        row = FORMATS.get(self.tools)
-        self.special_marks = self._harmony or self.reasoning == GEMMA4 or (
-            row is not None and row.special)
+        name = HARMONY if self._harmony else self.reasoning
+        row = self.row = REASONING_FORMATS.get(name, THINK)
+        """The format of the thoughts."""
+        calls = FORMATS.get(self.tools)
+        self.special_marks = self._harmony or row.special or (
+            calls is not None and calls.special)
         """The marks are special tokens, which must be sent with the output."""
-        self.thought_end = END if self._harmony else \
-            CHANNEL_END if self.reasoning == GEMMA4 else CLOSE
-        """The mark that ends a thought."""
-        self._always_inside = reasoning_parser == "deepseek_r1"
-        self._openings = {tools: thought_opening(template) for tools, template in (
+        self._openings = {tools: thought_opening(template, row) for tools, template in (
             (False, templates.plain), (True, templates.with_tools))}
         self._thoughts: dict[str, Thought] = {}
 
@@ -133,7 +135,10 @@ class ParserFactory:
             return ChainedParser(Gemma4Parser(None, True, thought), reader)
         unforced = forced is None and not isinstance(reader, PlainParser)
         call = call_beginning(self.call_form) if unforced else None
-        return ChainedParser(ThinkParser(thought is Thought.OPEN, call), reader)
+        inside = thought is Thought.OPEN
+        if self.row.kept:
+            return KeptThought(self.row, inside, reader)
+        return ChainedParser(ThinkParser(inside, call, self.row), reader)
 
     @property
     def call_form(self) -> str:
@@ -172,10 +177,8 @@ class ParserFactory:
                 self._thoughts.clear()
             opening = self._openings[tools]
             begins = Thought.MAY if opening is None else opening.begins(switches)
-            if begins is Thought.MAY and self._always_inside:
-                begins = Thought.OPEN
-            elif begins is Thought.MAY and any(switches.get(name) is False for name in SWITCHES):
-                begins = Thought.NONE
+            if begins is Thought.MAY:
+                begins = OF_BEGIN[self.row.begins(switches)]
             self._thoughts[key] = begins
         return self._thoughts[key]
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers_calls import Call, written
-from helpers_masking import EOS, says, vocabulary
+from helpers_masking import says, vocabulary
 from helpers_parsing import Told
 
 from actorium.actors.gateway.api.answer_grammar import constraint
@@ -51,8 +50,8 @@ def tools(choice: Any = "auto", own: list[Tool] | None = None, parallel: bool = 
 
 
 def grammar(wanted: Structured | None, selected: ToolSelection, parser: str = "hermes",
-            thought: Thought = Thought.NONE, budget: int | None = None) -> str:
-    found = constraint(wanted, selected, parser, thought, budget)
+            thought: Thought = Thought.NONE) -> str:
+    found = constraint(wanted, selected, parser, thought)
     assert found is not None
     found.check()
     return grammar_of(found)
@@ -157,9 +156,7 @@ CASES: dict[str, tuple[str, list[str], list[str]]] = {
     "one call of strict tools behind a thought": (
         grammar(None, tools(own=[Tool("function", Function("weather", None, PLACE, True))],
                             parallel=False), thought=Thought.OPEN),
-        [f"{HM}</think>\n\nSo: {marked(ROME)}", f"{HM}</think>Hi."], [f"Hm {marked(ROME)}"]),
-    "a thought with an end": (grammar(None, NO_TOOLS, thought=Thought.OPEN, budget=9),
-                              ["a</think>Yes.", "</think>", "a"], [])}
+        [f"{HM}</think>\n\nSo: {marked(ROME)}", f"{HM}</think>Hi."], [f"Hm {marked(ROME)}"])}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -191,67 +188,6 @@ def test_references_stay_within_each_tools_schema() -> None:
             text = marked(f'{{"name": "{name}", "arguments": {arguments}}}')
             if listed or name == "two":
                 assert says(wanted, text) is good, text
-
-
-def walk(wanted: str, seed: int, most: int = 300) -> tuple[str, list[int]]:
-    """Returns a text of random tokens that the grammar allows, and the tokens."""
-    draw, matcher, words = random.Random(seed), vocabulary().matcher(wanted), vocabulary()
-    taken: list[int] = []
-    while len(taken) < most:
-        allowed = np.flatnonzero(np.unpackbits(matcher.masks([])[0].view(np.uint8),
-                                               bitorder="little"))
-        token = int(draw.choice(allowed))
-        if token == EOS:
-            break
-        assert matcher.accept([token])
-        taken.append(token)
-    return b"".join(map(words.bytes_of, taken)).decode(errors="replace"), taken
-
-
-@pytest.mark.parametrize("thought", [Thought.OPEN, Thought.MAY])
-@pytest.mark.parametrize("budget", [0, 1, 7])
-def test_a_thought_ends_with_its_budget(thought: Thought, budget: int) -> None:
-    wanted = grammar(FORMAT, NO_TOOLS, thought=thought, budget=budget)
-    end = len(vocabulary()._tokens.tokenize_str("</think>"))
-    for seed in range(12):
-        text, taken = walk(wanted, seed)
-        before, mark, after = text.partition("</think>")
-        assert bool(mark) or thought is Thought.MAY
-        assert json.loads(after if mark else before).keys() == {"ok"}
-        inside = len(taken) - len(vocabulary()._tokens.tokenize_str(after))
-        assert not mark or inside <= budget + end + (8 if thought is Thought.MAY else 0) + 8
-
-
-def test_drafts_within_a_thought_meet_its_end() -> None:
-    wanted = grammar(None, NO_TOOLS, thought=Thought.OPEN, budget=2)
-    one, *_, last = vocabulary()._tokens.tokenize_str("x"), vocabulary()._tokens.tokenize_str("<")
-    matcher = vocabulary().matcher(wanted)
-    rows = matcher.masks([one[0], one[0], last[0]])
-    sizes = [int(np.unpackbits(bits.view(np.uint8)).sum()) for bits in rows]
-    assert sizes[0] > 100 and sizes[1] > 100 and sizes[2] == 1
-    assert matcher.accept([one[0], one[0]])
-    assert np.array_equal(matcher.masks([])[0], rows[2])
-
-
-def test_beside_a_budget_any_token_may_follow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Special ones and the end, too; also where others' masks are made on several threads."""
-    monkeypatch.setattr("actorium.actors.structured.grammar.LARGE", 0)
-    words = vocabulary()
-    free = words.matcher(grammar(None, NO_TOOLS, thought=Thought.OPEN, budget=2))
-    others = [words.matcher(grammar(FORMAT, NO_TOOLS)) for _ in range(2)]
-    x = words._tokens.tokenize_str("x")[0]
-
-    def sizes(matcher: Any, drafts: list[int]) -> list[int]:
-        made = words.masks([(others[0], []), (matcher, drafts), (others[1], [])])
-        alone = matcher.masks(drafts)
-        for found, wanted in ((made[1], alone), (made[0], others[0].masks([]))):
-            assert [bits.tolist() for bits in found] == [bits.tolist() for bits in wanted]
-        return [int(np.unpackbits(bits.view(np.uint8)).sum()) for bits in alone]
-
-    assert sizes(free, [x, EOS]) == [words.size, words.size, 1]
-    assert free.accept([0, x]) and sizes(free, []) == [1]
-    assert free.accept(words._tokens.tokenize_str("</think>")) and sizes(free, []) == [words.size]
-    assert free.accept([EOS, 0]) and not free.error
 
 
 def test_digits_beside_the_arguments_of_coders_calls_are_bounded() -> None:
@@ -370,8 +306,7 @@ def test_harmony(harmony: GrammarVocabulary, wanted: Structured | None, selected
 
 def test_what_harmony_does_not_bind() -> None:
     assert constraint(None, tools(), "harmony", Thought.MAY) is None
-    with pytest.raises(HttpError, match="thinking_token_budget"):
-        constraint(None, tools(), "harmony", Thought.MAY, 5)
+    assert constraint(None, NO_TOOLS, "hermes", Thought.OPEN) is None
     with pytest.raises(HttpError, match="tool_choice"):
         constraint(None, tools("required"), "harmony", Thought.NONE)
 

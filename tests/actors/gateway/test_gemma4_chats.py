@@ -224,7 +224,7 @@ def test_the_template_selects_the_parsers(tools: str, reasoning: str,
                                           found: tuple[str, str]) -> None:
     factory = ParserFactory(tools, reasoning, ModelTemplates(TEMPLATE, TEMPLATE))
     assert (factory.tools, factory.reasoning) == found and factory.special_marks
-    assert factory.thought_end == ("</think>" if reasoning == "none" else "<channel|>")
+    assert factory.row.end[0] == ("</think>" if reasoning == "none" else "<channel|>")
 
 
 def test_flags_select_them_where_the_template_does_not() -> None:
@@ -307,8 +307,8 @@ def tools(choice: Any = "auto", own: list[Tool] | None = None, parallel: bool = 
 
 
 def bound(wanted: Structured | None, selected: ToolSelection, thought: Thought,
-          budget: int | None = None, parser: str = "gemma4") -> str:
-    made = constraint(wanted, selected, parser, thought, budget, "gemma4")
+          parser: str = "gemma4") -> str:
+    made = constraint(wanted, selected, parser, thought, "gemma4")
     assert made is not None
     made.check()
     return grammar_of(made)
@@ -350,29 +350,9 @@ def test_calls_that_are_bound_are_read(vocabulary: GrammarVocabulary) -> None:
     assert parse_all(parser, THOUGHT + RIGA) == [HM, *call(0, "weather", '{"place": "Riga"}')]
 
 
-@pytest.mark.parametrize(("thought", "before"), [(Thought.MAY, "<|channel>thought\nhm"),
-                                                 (Thought.OPEN, "hm hm")])
-@pytest.mark.parametrize("wanted", [FORMAT, None])
-def test_the_end_of_a_thought_is_forced(vocabulary: GrammarVocabulary, wanted: Structured | None,
-                                        thought: Thought, before: str) -> None:
-    matcher = vocabulary.matcher(bound(wanted, NO_TOOLS, thought, budget=10))
-    tokens = vocabulary._tokens.tokenize_str(before, parse_special=True)
-    assert matcher.accept(tokens)
-
-    def allowed() -> list[int]:
-        [bits] = matcher.masks([])
-        return [at for at in range(vocabulary.size) if bits[at // 32] >> at % 32 & 1]
-
-    end = vocabulary._tokens.tokenize_str("<channel|>", parse_special=True)
-    while matcher._text is not None and matcher._text.thought < 10:
-        assert len(allowed()) > 1 and matcher.accept(vocabulary._tokens.tokenize_str("a"))
-    assert allowed() == end and matcher.accept(end)
-    assert len(allowed()) > 1
-
-
 def test_what_cannot_be_bound_is_named() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     own = [Tool("function", Function("f", parameters=schema))]
     with pytest.raises(HttpError, match="the parameters of 'f'"):
-        constraint(None, tools("required", own), "gemma4", Thought.NONE, None, "gemma4")
-    assert constraint(None, tools(), "gemma4", Thought.MAY, None, "gemma4") is None
+        constraint(None, tools("required", own), "gemma4", Thought.NONE, "gemma4")
+    assert constraint(None, tools(), "gemma4", Thought.MAY, "gemma4") is None

@@ -14,10 +14,13 @@ from tokenizers import Tokenizer
 
 import actorium
 from actorium.actors.errors import InvalidRequest
+from actorium.actors.messages import ThoughtRule
 from actorium.actors.params import SamplingParams, Structured
 from actorium.actors.structured import grammar
 from actorium.actors.structured.grammar import GrammarMatcher, GrammarVocabulary, grammar_of
 from actorium.actors.structured.grammar_validator import GrammarValidator
+from actorium.actors.structured.guides import ThoughtGuide
+from actorium.actors.structured.text_state import limits_of
 from actorium.actors.tokenizer.defaults import ModelFacts
 
 MODEL = Path(actorium.__file__).parent / "tools" / "demo" / "demo_model"
@@ -181,8 +184,11 @@ def test_marks_that_are_tokens_are_text(tmp_path: Path) -> None:
     assert matcher.accept([1900]) and allowed(matcher.masks([])[0]) == [EOS]
     assert words.bytes_of(1899) == b"</think>"
     tag["format"]["elements"][0]["max_tokens"] = 1
-    matcher = words.matcher(grammar_of(Structured(structural_tag=json.dumps(tag))))
-    assert matcher.accept([80]) and allowed(matcher.masks([])[0]) == [1899], "its end is forced"
+    limits = limits_of(grammar_of(Structured(structural_tag=json.dumps(tag))))
+    assert limits is not None and limits.budget == 1
+    guide = ThoughtGuide(ThoughtRule(limits.thought, 1, limits.opened), words)
+    bits = guide.forced(guide.after(guide.start, 80))
+    assert bits is not None and allowed(bits) == [1899], "its end is forced"
 
 
 def test_compiled_grammars_are_kept_by_bytes_and_use(monkeypatch: pytest.MonkeyPatch) -> None:

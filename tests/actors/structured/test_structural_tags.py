@@ -119,7 +119,7 @@ def test_random_walks_keep_to_it() -> None:
     ({**ANY, "tokens": []}, r"format\.tokens: must be a list, not empty"),
     (sequence({**ANY, "tokens": ["<|x|>"]}, const("a")), r"elements\[0\]: any_text with tokens"),
     ({"type": "token", "text": "<a>"}, r"format\.text: must be a special token's text"),
-    ({"type": "thought", "marks": "x"}, r"format\.marks: must be one of think, gemma4"),
+    ({"type": "thought", "marks": "x"}, r"format\.marks: must be one of harmony, gemma4"),
     ({"type": "plus"}, r"format\.content: type must be"),
     ({"type": "const_string"}, r"format\.value: must be a string"),
     (schema(5), r"format\.json_schema: must be a JSON schema"),
