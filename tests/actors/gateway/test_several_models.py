@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from helpers_gateway import ScriptedStream
-from helpers_several_models import several_models
+from helpers_several_models import NamedEngine, several_models
 from starlette.responses import Response
 from test_gateway_routes import ask
 
@@ -226,7 +226,7 @@ def test_the_query_chooses_the_model_of_a_route_without_a_body(
                 chosen.append(self.model)
                 return {"pages": 0, "kept": 0}
 
-            monkeypatch.setattr("helpers_several_models.NamedEngine.flush_cache", flush, raising=False)
+            monkeypatch.setattr(NamedEngine, "flush_cache", flush, raising=False)
             await one.client.post("/flush_cache?model=bee")
             assert chosen == ["bee"]
             refused(await one.client.post("/flush_cache?model=cow"), 404)
@@ -252,7 +252,7 @@ def test_routes_take_the_model_of_their_body(path: str, body: dict[str, Any], tm
     async def detokenize(self: Any, *given: Any) -> str:
         return f"I am {self.model}."
 
-    monkeypatch.setattr("helpers_several_models.NamedEngine.detokenize", detokenize, raising=False)
+    monkeypatch.setattr(NamedEngine, "detokenize", detokenize, raising=False)
 
     async def run() -> None:
         async with several_models(monkeypatch, tmp_path, "ant", "bee") as one:
@@ -313,7 +313,7 @@ def test_a_background_response_keeps_the_engine(tmp_path: Path,
                 for number, _ in enumerate(requests):
                     yield number, []
 
-            monkeypatch.setattr("helpers_several_models.NamedEngine.run", later)
+            monkeypatch.setattr(NamedEngine, "run", later)
             answer = await one.client.post("/v1/responses", json={
                 "model": "ant", "input": "Hi", "background": True})
             assert answer.json()["status"] == "queued"
@@ -449,7 +449,7 @@ def test_requests_wait_for_recovering_engines_as_long_as_the_server_says(
         worker = ActorStatus("ant", "worker-0", 1, 2, "starting", 0, 0.0, 0.0)
         return Status("-", False, None, [worker])
 
-    monkeypatch.setattr("helpers_several_models.NamedEngine.status", status)
+    monkeypatch.setattr(NamedEngine, "status", status)
 
     async def run() -> None:
         settings = GatewayConfig(recovery_patience=0.1)
