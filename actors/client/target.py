@@ -14,6 +14,7 @@ from typing import Any
 
 import zmq
 
+from actorium.actors.client.pending import WATCHDOG
 from actorium.actors.errors import BadConfig, EngineUnavailable
 from actorium.actors.runtime import rundir
 from actorium.actors.runtime.security import curve_keys as keys
@@ -116,6 +117,11 @@ class LocalTarget(EngineTarget):
             private.check_socket(self.directory / front)
         except private.UnsafePath as error:
             raise EngineUnavailable(f"the engine is not this user's: {error}") from None
+        if front != WATCHDOG and (self.directory / "manager.front").exists():
+            name = self.directory.name
+            raise EngineUnavailable(f"{name!r} is a server of several models: connect to the "
+                                    f"engine of one, {name}.MODEL (`actorium ps` lists them)",
+                                    "name")
         return rundir.address(self.directory, front)
 
     def remember(self) -> None:

@@ -36,6 +36,7 @@ from actorium.actors.model_manager.manager_messages import (
     UseRefused,
 )
 from actorium.actors.model_manager.manager_orders import (
+    NotLoaded,
     Order,
     PlanEngine,
     PullOrder,
@@ -387,7 +388,9 @@ class ManagerCore(Core):
     def _refuse(self, use: UseRecord, code: RefusalCode, why: str) -> None:
         """It ends, whether it waits or was granted."""
         self.uses.remove(use.key)
-        if use.key[0] != ON_START:
+        if use.key[0] == ON_START:
+            self._orders.append(NotLoaded(why))
+        else:
             self._sends.append(Send(CLIENT, UseRefused(use.use.id, code, why[:4096]), use.key[0]))
 
     def _stop(self, model: ModelRecord) -> None:
@@ -456,4 +459,4 @@ class ManagerCore(Core):
             "evictions": self._evictions, "failed_engines": self._failures}
         phase = "draining" if self._draining else "ready"
         return Health(phase, self._steps, BUDGET, {name: float(n) for name, n in gauges.items()},
-                      f"{len(running)} engines for {len(self.models)} models")
+                      f"models: {len(self.models)}, with an engine: {len(running)}")

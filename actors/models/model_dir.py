@@ -424,6 +424,8 @@ def bodies_limit(limit: int) -> int:
 def served_name(config: Config) -> str:
     """The model's name in metrics and traces, as clients know it."""
     model = config.model
+    if serves_models(config.models):
+        return "several models"
     if model.served_model_name or not model.model:
         return next(iter(model.served_model_name), "demo")
     return Path(model.model).name.removesuffix(".gguf") or Path(model.model).resolve().name

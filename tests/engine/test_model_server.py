@@ -14,12 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from helpers_cli import NULL, Cli, alive, cli, eventually
 from helpers_configs import SMALL
 from helpers_runtime import Peer
 from helpers_speed import slowness
 
 from actorium.actors.client.client import Client, SamplingParams
+from actorium.actors.errors import EngineUnavailable
 from actorium.actors.model_manager.manager_messages import (
     FromManagerFront,
     KeepUses,
@@ -137,6 +139,9 @@ def test_engines_outlive_the_manager_and_no_server(cli: Cli, tmp_path: Path) -> 
         assert eventually(lambda: manager_pid(cli, epoch=2) > 0, 20 * slowness())
         assert peer.answer("1") == ready, "the client's list is all that the new manager has"
         assert len(tokens_of(ready)) == 5
+        with (pytest.raises(EngineUnavailable, match="s.MODEL"),
+              Client(run_dir) as client):
+            client.generate([1])
         assert pid_of(engine) == pid and peer.models()["a"].in_use == 1
         assert peer.models()["a"].memory > 0
         os.kill(process.pid, signal.SIGKILL)
@@ -151,3 +156,23 @@ def manager_pid(cli: Cli, epoch: int = 1) -> int:
     rows: list[dict[str, Any]] = [row for row in cli.actors() if row["role"] == "manager"]
     return next((int(row["pid"]) for row in rows
                  if row["epoch"] == epoch and row["phase"] == "ready"), 0)
+
+
+@pytest.mark.slow
+def test_a_model_that_comes_back_gives_the_same_tokens(cli: Cli, tmp_path: Path) -> None:
+    """With real workers: three checkpoints take turns where there may be one engine."""
+    from helpers_models import write_checkpoint  # which imports torch
+
+    for seed in range(3):
+        write_checkpoint(tmp_path / f"m{seed}", seed=seed)
+    flags = ("--models-dir", str(tmp_path), "--name", "s", "--skip-tokenizer", "--device", "cpu",
+             "--kv-cache-bytes", "64m", "--models-max", "1")
+    tokens: dict[int, list[int]] = {}
+    with cli.serve(*flags), Gateway(Path(cli.run_dir) / "s") as peer:
+        for seed in (0, 1, 2, 0):
+            answer = tokens_of(peer.use("use", f"m{seed}"))
+            assert tokens.setdefault(seed, answer) == answer
+            peer.release("use")
+            states = [model.state for model in peer.models().values()]
+            assert states.count("ready") == 1
+    assert len({tuple(answer) for answer in tokens.values()}) == 3
