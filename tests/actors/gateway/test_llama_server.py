@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from time import monotonic, sleep
 from typing import Any
 
 import httpx2 as httpx
@@ -188,7 +189,7 @@ def test_questions_about_the_server(packaged: Served, http: httpx.Client) -> Non
     assert http.post("/props", json={}).status_code == 501
     slots = http.get("/slots?fail_on_no_slot=1").json()
     assert [one["id"] for one in slots] == list(range(16))
-    assert not any(one["is_processing"] for one in slots) and slots[0]["n_ctx"] == 4096
+    assert slots[0]["n_ctx"] == 4096
     assert http.get("/lora-adapters").json() == []
     assert http.get("/health").json()["status"] == "ok"
     meta = http.get("/v1/models").json()["data"][0]["meta"]
@@ -199,6 +200,24 @@ def test_questions_about_the_server(packaged: Served, http: httpx.Client) -> Non
     assert shown.json()["prompt"].endswith("Hi<|im_end|>\n<|im_start|>assistant\n")
     for path in ("/embedding", "/v1/embeddings"):
         assert http.post(path, json={"input": "a"}).json()["error"]["code"] == "not_supported"
+
+
+def test_slots_say_how_many_sequences_run(http: httpx.Client) -> None:
+    def running() -> int:
+        return sum(one["is_processing"] for one in http.get("/slots").json())
+
+    with http.stream("POST", "/completion", json={
+            "prompt": PROMPT, "stream": True, "n_cmpl": 3, "ignore_eos": True}) as answer:
+        next(answer.iter_raw())
+        wait_until(lambda: running() >= 3)  # of the scheduler's last heartbeat
+    wait_until(lambda: running() == 0)
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 30.0) -> None:
+    until = monotonic() + seconds
+    while not true():
+        assert monotonic() < until
+        sleep(0.05)
 
 
 def test_special_tokens_as_text(packaged: Served, http: httpx.Client) -> None:
