@@ -7,7 +7,7 @@ CALL_FORMATS = (
     "deepseek_v3", "deepseek_v31", "kimi_k2", "mistral", "minimax_m2", "seed_oss", "step3", "hy_v3",
     "glm45", "dots", "longcat", "iquest_q1", "apertus", "cohere_command3", "gigachat3", "lfm2",
     "olmo3", "llama4_pythonic", "internlm", "granite", "granite-20b-fc", "phi4_mini_json",
-    "ernie45", "jamba", "qwen3_coder", "hermes", "llama3_json", "xlam", "pythonic")
+    "ernie45", "jamba", "qwen3_coder", "mimo", "hermes", "llama3_json", "xlam", "pythonic")
 """The rows of `gateway/parsers/call_formats.py`, in their order."""
 TOOL_PARSERS = ("auto", "none", *CALL_FORMATS)
 ALIASES = {
@@ -21,7 +21,7 @@ ALIASES = {
     "apertus2509": "apertus",
     "cohere_command4": "cohere_command3",
     "interns1": "internlm",
-    "qwen3_xml": "qwen3_coder", "mimo": "qwen3_coder", "step3p5": "qwen3_coder",
+    "qwen3_xml": "qwen3_coder", "step3p5": "qwen3_coder",
     "nanbeige": "qwen3_coder",
     "qwen": "hermes", "qwen25": "hermes", "qwen3_json": "hermes", "granite4": "hermes",
     "trinity": "hermes",

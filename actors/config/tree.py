@@ -334,8 +334,8 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Serve who asks for a served name, or for none; off = also by the path or id that the engine
     was started with, by the last part of that, and as `default`."""
     tool_call_parser: str = "auto"
-    """How the model writes calls of tools: auto (by its chat template) | none | hermes |
-    llama3_json | qwen3_coder | harmony (gpt-oss) | gemma4."""
+    """How the model writes calls of tools: auto (by its chat template) | none | a format, as hermes
+    or mistral: docs/tools.md lists them."""
     reasoning_parser: str = "auto"
     """How it writes its reasoning: auto (by its chat template) | none | a format of
     docs/reasoning.md, also by its name in vLLM or SGLang."""

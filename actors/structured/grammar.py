@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 
 from actorium.actors.config.reasoning_formats import HARMONY, REASONING_FORMATS
 from actorium.actors.config.retention import GRAMMAR_BYTES
+from actorium.actors.detokenizer.incremental import byte_of_char
 from actorium.actors.errors import InvalidRequest
+from actorium.actors.gateway.parsers.call_formats import call_marks
 from actorium.actors.params import WRITTEN, Structured
 from actorium.actors.structured.schema_patterns import in_words
 from actorium.actors.structured.schemas import closed
@@ -64,20 +66,28 @@ def memory_of(grammar: str) -> int:
 
 
 def _with_plain_marks(tokenizer: Path) -> str:
-    """Returns the tokenizer.json with added tokens that are text, such as `</think>` and
-    `<tool_call>` of many models, in its vocabulary, and marks of thoughts: llguidance takes each
-    one in angle brackets for a special token, which no text of a grammar matches. Gemma 4's marks
-    stay: its grammars name them as special tokens, and GGUF files have them as text."""
+    """Returns the tokenizer.json with added tokens that are text in its vocabulary, such as
+    `</think>` and `<tool_call>` of many models, and with marks of calls and thoughts that are
+    special tokens of some: llguidance takes each special token, and each in angle brackets, for one
+    that no text of a grammar matches. Gemma 4's marks and harmony's stay: their grammars name them
+    as special tokens, and GGUF files have them as text."""
     given = json.loads(tokenizer.read_bytes())
     vocabulary, added = given["model"].get("vocab"), given.get("added_tokens") or []
-    marks = [one for one in added if (not one["special"] or one["content"] in PLAIN)
-             and one["content"].isascii()
-             and not any(letter.isspace() for letter in one["content"])
-             and ONE_SIDED.fullmatch(one["content"]) is None]
+    in_bytes = "ByteLevel" in json.dumps(given.get("decoder"))
+    calls = call_marks()
+    marks = [one for one in added if not any(letter.isspace() for letter in one["content"])
+             and ONE_SIDED.fullmatch(one["content"]) is None
+             and (one["content"] in calls or one["content"] in PLAIN if one["special"]
+                  else in_bytes or one["content"].isascii())]
     if not isinstance(vocabulary, dict) or not marks:
         return str(tokenizer)
-    vocabulary.update({one["content"]: one["id"] for one in marks})
+    letters = {byte: char for char, byte in byte_of_char().items()}
+    vocabulary.update({
+        "".join([letters[byte] for byte in one["content"].encode()]) if in_bytes
+        else one["content"]: one["id"] for one in marks})
     given["added_tokens"] = [one for one in added if one not in marks]
+    # A token that is not in the vocabulary would get the next free id.
+    vocabulary.update({one["content"]: one["id"] for one in given["added_tokens"]})
     return json.dumps(given)
 
 

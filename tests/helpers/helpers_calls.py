@@ -20,7 +20,8 @@ def written(name: str, calls: Sequence[Call], bound: bool = False) -> str:
         case CallForm() as form:
             return _objects(form, calls)
         case ParameterForm() as form:
-            return "\n".join(_parameters(form, *one) for one in calls)
+            text = "\n".join(_parameters(form, *one) for one in calls)
+            return f"{form.open}\n{text}\n{form.close}" if form.shared else text
         case GemmaForm() as form:
             return "".join(
                 f"{form.call}call:{f}{_json(own) if bound else _gemma(own, form.quote)}"

@@ -31,6 +31,12 @@ def test_the_tables_are_those_of_the_configuration() -> None:
         assert shown == (field.name not in OF_TESTS), field.key
 
 
+def test_the_table_of_calls_is_that_of_their_formats() -> None:
+    text = DOCUMENT.with_name("tools.md").read_text()
+    assert flag_docs.filled(text) == text, \
+        "docs/tools.md is stale: python -m actorium.tools.cli.flag_docs docs/tools.md"
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_page_says_what_becomes_of_each_flag_of_an_engine(engine: str) -> None:
     page = DOCUMENT.parent / f"from-{engine}.md"

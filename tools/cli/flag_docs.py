@@ -1,7 +1,8 @@
-"""The tables of docs/cli.md, made from the configuration tree and the tables of foreign flags; and
+"""The tables of docs/cli.md, made from the configuration tree and the tables of foreign flags, that
+of docs/tools.md, made from the formats of calls; and
 what becomes of the flags of other engines that docs/from-*.md list.
 
-    python -m actorium.tools.cli.flag_docs docs/cli.md docs/from-*.md
+    python -m actorium.tools.cli.flag_docs docs/cli.md docs/tools.md docs/from-*.md
 
 writes them between the marks in these files; a test asks that they are there as they would be made.
 """
@@ -15,7 +16,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from actorium.actors.config.call_format_names import ALIASES as CALL_FORMAT_ALIASES
 from actorium.actors.errors import BadConfig
+from actorium.actors.gateway.parsers.call_formats import FORMATS
 from actorium.tools.cli import foreign_flags
 from actorium.tools.cli.command_line import parse, plain
 from actorium.tools.cli.flag_help import field_docs, metavar, sections, shown_default, shown_names
@@ -49,6 +52,17 @@ def accepted_table() -> str:
 
 def refused_table() -> str:
     return _groups("refused, since", foreign_flags.REFUSED, set())
+
+
+def call_formats_table() -> str:
+    """The formats of tool calls: names, models, and how a call begins."""
+    lines = ["| `--tool-call-parser` | also accepted | models | calls begin with |",
+             "|---|---|---|---|"]
+    for name, row in FORMATS.items():
+        others = " ".join(f"`{one}`" for one, own in CALL_FORMAT_ALIASES.items() if own == name)
+        marks = " or ".join(f"`{mark.strip()}`" for mark in row.begins).replace("|", "\\|")
+        lines.append(f"| `{name}` | {others} | {row.models} | {marks} |")
+    return "\n".join(lines) + "\n"
 
 
 def _groups(title: str, groups: Iterable[Group], own: set[str]) -> str:
@@ -127,8 +141,9 @@ def _escaped(text: str) -> str:
 
 def filled(text: str) -> str:
     """The document with its tables as they are now. Raises `ValueError` if a mark is missing."""
-    for name, table in (("settings", settings_table), ("accepted", accepted_table),
-                        ("refused", refused_table)):
+    tables = {"settings": settings_table, "accepted": accepted_table, "refused": refused_table} \
+        if BEGIN.format("settings") in text else {"call formats": call_formats_table}
+    for name, table in tables.items():
         begin, end = BEGIN.format(name), END.format(name)
         before, found, rest = text.partition(begin)
         old, closed, after = rest.partition(end)

@@ -136,7 +136,7 @@ def _demanded(tools: ToolSelection, parser: str) -> Node:
         return arguments_of(functions[0])
     calls = [tag(f'{{"name": {json.dumps(one.name, ensure_ascii=False)}, "arguments": ',
                  arguments_of(one), "}") for one in functions]
-    return tag("[", separated(calls, ", ", tools.parallel), "]")
+    return sequence(const("["), separated(calls, ", ", tools.parallel), const("]"))
 
 
 def _format(wanted: Structured) -> Node:

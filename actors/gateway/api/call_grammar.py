@@ -86,6 +86,10 @@ def calls_in(name: str, tools: ToolSelection) -> Calls | None:
             return _object_calls(form, functions, demanded, many)
         case ParameterForm() as form:
             tags = [_parameter_call(form, one, demanded) for one in functions]
+            if form.shared:
+                # The line end is a part of each call: as a separator, it would also begin the end.
+                inner = separated([{**one, "end": f"{one['end']}\n"} for one in tags], "", many)
+                return Calls([tag(f"{form.open}\n", inner, form.close)], "", form.open, False)
             return Calls(tags, "\n", form.open or form.function, many)
         case PythonForm() as form:
             return _python_calls(form, functions, demanded, many)
@@ -200,8 +204,8 @@ def _parameter_call(form: ParameterForm, function: Function, demanded: bool) -> 
                      end.format(**fields)) for word in says]
         one = tags[0] if len(tags) == 1 else one_of(*tags)
         each.append(one if name in needed else one_of(NOTHING, one))
-    begin = call.format(name=function.name, **fields).lstrip("\n")
-    return tag(begin, sequence(*each or [NOTHING]), call_end.format(**fields).rstrip("\n"))
+    return tag(call.format(name=function.name, **fields), sequence(*each or [NOTHING]),
+               call_end.format(**fields))
 
 
 def _raw_value(schema: Mapping[str, Any], own: Any, text: bool) -> Node:

@@ -132,7 +132,7 @@ class HttpTurn(ABC):
         """Returns a reader of answers with reasoning and calls. separates_reasoning: False = it is
         text; keeps_reasoning: False = it is left out; customs: names of custom tools."""
         tools, model = self._tools, self.model
-        own_form = holds_demand(model.parsing.call_form, tools)
+        own_form = holds_demand(model.parsing.tools, tools)
         if model.parsing.special_marks:
             self.body.skip_special_tokens = False
 
@@ -148,7 +148,9 @@ class HttpTurn(ABC):
         """Returns the constraint on the completion. wanted: its format. Raises `HttpError`,
         `InvalidRequest`."""
         parsing = self.model.parsing
-        return constraint(wanted, self._tools, parsing.call_form, self._thought, parsing.reasoning)
+        # A model whose format is not known writes calls that are demanded as plain JSON.
+        form = parsing.call_form if self._tools.forced is None else parsing.tools
+        return constraint(wanted, self._tools, form, self._thought, parsing.reasoning)
 
     def thought_limit(self, budget: int | None) -> int | None:
         """Returns the most tokens of the completion's thoughts, for the engine; None where there

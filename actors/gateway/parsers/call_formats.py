@@ -6,6 +6,7 @@ Rows are in the order in which templates are looked through: `<tool_call>` is pa
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from actorium.actors.gateway.parsers.gemma4_values import (
@@ -17,6 +18,8 @@ from actorium.actors.gateway.parsers.harmony import CHANNEL
 from actorium.actors.gateway.parsers.json_calls import HERMES, CallForm
 from actorium.actors.gateway.parsers.parameter_form import ParameterForm
 from actorium.actors.gateway.parsers.python_calls import PythonForm
+
+_MARK = re.compile(r"<[^<>\s{}]+>|\[[A-Z_]+\]")
 
 
 class CallFormat(NamedTuple):
@@ -33,6 +36,21 @@ class CallFormat(NamedTuple):
     call_id: str = "call_{digest:.24}"
     """The form of a call's id, where the model writes none; `digest` is unique to the call."""
 
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """Returns what calls begin with, for readers."""
+        match self.form:
+            case CallForm() as form:
+                marks = (form.section,) if form.section else form.marks
+                return (*marks, '{"name":') if form.bare else marks
+            case ParameterForm() as form:
+                return (form.open or form.function,)
+            case GemmaForm() as form:
+                return (form.call,)
+            case PythonForm() as form:
+                return (*form.marks, "[NAME(") if form.bare else form.marks
+        return (f"{CHANNEL}commentary to=functions.NAME",)
+
 
 # --- one parameter after the other ---
 
@@ -45,9 +63,8 @@ _BRACKETED = ParameterForm(
 _QUOTED_NAME = r"""["']?([^"'>\n]*)["']?[^>\n]*(?:>|(?=\n))"""
 _INVOKED = _BRACKETED._replace(
     function="<invoke name=", function_end="</invoke>", parameter="<parameter name=",
-    parameter_name=_QUOTED_NAME, lines=False, written=(
-        '{open}\n{function}"{name}">\n', '{parameter}"{name}">', "{parameter_end}\n",
-        "{function_end}\n{close}"))
+    parameter_name=_QUOTED_NAME, lines=False, shared=True, written=(
+        '{function}"{name}">\n', '{parameter}"{name}">', "{parameter_end}\n", "{function_end}"))
 _ARG_KEYS = ParameterForm(
     function="<tool_call>", name_end=r"\n|(?=<arg_key>|</tool_call>)", function_end="</tool_call>",
     parameter="<arg_key>", parameter_name=r"([^<]*)</arg_key>\s*<arg_value>",
@@ -64,9 +81,9 @@ def _dsml(calls: str, space: str = "") -> ParameterForm:
         name_end=">", function_end=f"</{mark}invoke>", parameter=f"<{mark}parameter name=",
         parameter_name=r"""["']?([^"'>\n]*)["']?(?:\s+string="(?P<string>true|false)")?[^>\n]*"""
                        r"(?:>|(?=\n))",
-        parameter_end=f"</{mark}parameter>", typed=True,
-        written=('{open}\n{function}"{name}">\n', '{parameter}"{name}" string="{string}">',
-                 "{parameter_end}\n", "{function_end}\n{close}"))
+        parameter_end=f"</{mark}parameter>", shared=True,
+        typed=True, written=('{function}"{name}">\n', '{parameter}"{name}" string="{string}">',
+                             "{parameter_end}\n", "{function_end}"))
 
 
 # --- JSON behind a name ---
@@ -119,14 +136,13 @@ FORMATS: dict[str, CallFormat] = {
             function="<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=",
             function_end="</steptml:invoke>", closers=("<｜tool_call_end｜>",),
             parameter="<steptml:parameter name=", parameter_end="</steptml:parameter>",
-            written=(*_INVOKED.written[:3], "{function_end}<｜tool_call_end｜>\n{close}")),
+            written=(*_INVOKED.written[:3], "{function_end}<｜tool_call_end｜>")),
         ("<steptml:",), True),
     "hy_v3": CallFormat(
         "Hunyuan 3", _ARG_KEYS._replace(
             open="<tool_calls>", close="</tool_calls>",
             name_end=r"<tool_sep>|\n|(?=<arg_key>|</tool_call>)",
-            written=("{open}\n{function}{name}<tool_sep>\n", *_ARG_KEYS.written[1:3],
-                     "{function_end}\n{close}")),
+            shared=True, written=("{function}{name}<tool_sep>\n", *_ARG_KEYS.written[1:])),
         ("<tool_sep>", "<arg_key>"), True),
     "glm45": CallFormat("GLM-4.5 to GLM-5, Ling 3, Laguna", _ARG_KEYS, ("<arg_key>",), True),
     "dots": CallFormat(
@@ -175,7 +191,10 @@ FORMATS: dict[str, CallFormat] = {
         ("<tool_call>", "<response>"), True),
     "jamba": CallFormat("Jamba, Hunyuan A13B, MiniMax M1", CallForm(
         ("<tool_calls>",), ("</tool_calls>",), listed=True), ("<tool_calls>",), True),
-    "qwen3_coder": CallFormat("Qwen3-Coder, Qwen3.5, MiMo, Step 3.5", _BRACKETED, ("<function=",)),
+    "qwen3_coder": CallFormat("Qwen3-Coder, Qwen3.5, Step 3.5", _BRACKETED, ("<function=",)),
+    "mimo": CallFormat("MiMo", _BRACKETED._replace(lines=False, written=(
+        _BRACKETED.written[0], "{parameter}{name}>", "{parameter_end}\n",
+        _BRACKETED.written[3]))),
     "hermes": CallFormat("Hermes, Qwen2.5, Qwen3, Granite 4, and all templates without a form of "
                          "their own", HERMES, ("<tool_call>",)),
     "llama3_json": CallFormat(
@@ -193,3 +212,21 @@ def detect_call_format(template: str) -> str | None:
     found = (name for name, row in FORMATS.items()
              if row.template and all(mark in template for mark in row.template))
     return next(found, "llama3_json" if "ipython" in template else None)
+
+
+def call_marks() -> frozenset[str]:
+    """Returns the marks of calls that grammars write as text, though they are special tokens of
+    some models."""
+    texts: list[str] = []
+    for row in FORMATS.values():
+        match row.form:
+            case CallForm(bare=False) as form:
+                texts += [*form.marks, *form.closers, form.section, form.section_end, *form.written]
+            case ParameterForm() as form:
+                texts += [form.open, form.close, form.function, form.function_end, form.parameter,
+                          form.parameter_end, *form.closers, *form.written]
+            case PythonForm(bare=False) as form:
+                texts += [*form.marks, *form.closers]
+            case GemmaForm() as form if form is not GEMMA4_FORM:
+                texts += [form.call, form.call_end, form.quote]
+    return frozenset(mark for text in texts for mark in _MARK.findall(text))

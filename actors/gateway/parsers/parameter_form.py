@@ -44,11 +44,14 @@ class ParameterForm(NamedTuple):
     """Other marks that may stand behind the function."""
     lines: bool = False
     """Line ends around a value are no part of it."""
+    shared: bool = False
+    """All calls stand behind one `open`."""
     typed: bool = False
     """Its `parameter_name` has the group `string`."""
     written: tuple[str, str, str, str] = ("", "", "", "")
     """The beginnings of a call and of a parameter and their ends as a model writes them, in terms
-    of the fields above, with the `name`, and `string` as in `parameter_name`."""
+    of the fields above, with the `name`, and `string` as in `parameter_name`; where `open` is
+    shared, without it."""
 
     @property
     def calls(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from actorium.actors.gateway.api.offered_tools import (
     ToolSelection,
 )
 from actorium.actors.gateway.http.http_errors import HttpError
-from actorium.actors.gateway.parsers.call_formats import FORMATS
+from actorium.actors.gateway.parsers.call_formats import FORMATS, call_marks
 from actorium.actors.gateway.parsers.parser_factory import call_parser
 from actorium.actors.gateway.parsers.parts import parse_all
 from actorium.actors.gateway.parsers.thoughts import Thought
@@ -308,3 +309,25 @@ def test_what_harmony_does_not_bind() -> None:
     assert constraint(None, NO_TOOLS, "hermes", Thought.OPEN) is None
     with pytest.raises(HttpError, match="tool_choice"):
         constraint(None, tools("required"), "harmony", Thought.NONE)
+
+
+@pytest.mark.parametrize("name", ["mistral", "deepseek_v3", "kimi_k2", "granite"])
+def test_marks_that_are_special_tokens_can_be_demanded(name: str, tmp_path: Path) -> None:
+    """They are the model's own tokens then, not their letters alone."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer = Tokenizer(models.BPE(vocab={one: i for i, one in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<eos>", *sorted(call_marks())])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    words = GrammarVocabulary(tmp_path / "tokenizer.json", tokenizer.get_vocab_size(),
+                              [tokenizer.token_to_id("<eos>")])
+    text = written(name, GOOD, True)
+    ids = tokenizer.encode(text).ids
+    assert len(ids) < len(text.encode())
+    matcher = words.matcher(grammar(None, tools("required", OWN), name))
+    assert matcher.accept(ids) and matcher.inner.is_accepting(), text
+    assert not words.matcher(grammar(None, tools("required", OWN), name)).accept(
+        [tokenizer.token_to_id("<eos>")])

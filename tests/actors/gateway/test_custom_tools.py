@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from helpers_calls import written
 from test_passed_over import CHAT, FUNCTION, RESPONSES, asked, events, taken
 
 from actorium.actors.gateway.parsers.custom_calls import CustomCallReader, CustomToolCall, input_of
@@ -79,7 +80,7 @@ def test_it_can_be_demanded(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     choice = {"type": "custom", "custom": {"name": "patch"}} if path == CHAT else {
         "type": "custom", "name": "patch"}
     answer, _ = taken(monkeypatch, path, {"tools": [CUSTOMS[path]], "tool_choice": choice},
-                      json.dumps({"input": PATCH}))
+                      written("hermes", [("patch", {"input": PATCH})]))
     call = answer["output"][0] if path == RESPONSES else \
         answer["choices"][0]["message"]["tool_calls"][0]["custom"]
     assert call["input"] == PATCH

@@ -8,6 +8,7 @@ from typing import Any
 
 import openai
 import pytest
+from helpers_calls import written
 from helpers_gateway import Scripted, scripted_client
 from helpers_masking import says
 
@@ -142,7 +143,8 @@ def test_the_request_to_the_engine_has_the_bodys_fields(monkeypatch: pytest.Monk
 
 
 def test_formats_and_forced_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = Scripted(['{"place": "Riga"}'], template=HERMES)
+    call = written("hermes", [("weather", {"place": "Riga"})])
+    script = Scripted([call], template=HERMES)
     client = scripted_client(monkeypatch, script)
     schema = TOOL["parameters"]
     asyncio.run(client.responses.create(
@@ -151,10 +153,10 @@ def test_formats_and_forced_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     called = asyncio.run(client.responses.create(
         model="demo", input="?", tools=[TOOL],  # type: ignore[list-item]
         tool_choice={"type": "function", "name": "weather"}))
-    for request in script.asked:
+    for request, text in zip(script.asked, ('{"place": "Riga"}', call), strict=True):
         assert request.params is not None and request.params.structured is not None
         grammar = grammar_of(request.params.structured)
-        assert says(grammar, '{"place": "Riga"}') and not says(grammar, "{}")
+        assert says(grammar, text) and not says(grammar, "{}")
     assert called.output[0].type == "function_call"
     assert json.loads(called.output[0].arguments) == {"place": "Riga"}
 

@@ -60,14 +60,14 @@ def named(name: str) -> NamedTool:
 
 
 CASES: dict[str, tuple[Structured | None, ToolSelection, str, Thought]] = {
-    f"{name}, named": (None, selection(None, named(name), [name]), "hermes", Thought.NONE)
+    f"{name}, named": (None, selection(None, named(name), [name]), "none", Thought.NONE)
     for name in ENFORCED} | {
-    "required": (None, selection(None, "required", ENFORCED), "hermes", Thought.NONE),
-    "required, strict": (None, selection(True, "required", ENFORCED), "hermes", Thought.NONE),
-    "required, lenient": (None, selection(False, "required", [*SCHEMAS]), "hermes", Thought.NONE),
-    "named, lenient": (None, selection(False, named("passed over"), [*SCHEMAS]), "hermes",
+    "required": (None, selection(None, "required", ENFORCED), "none", Thought.NONE),
+    "required, strict": (None, selection(True, "required", ENFORCED), "none", Thought.NONE),
+    "required, lenient": (None, selection(False, "required", [*SCHEMAS]), "none", Thought.NONE),
+    "named, lenient": (None, selection(False, named("passed over"), [*SCHEMAS]), "none",
                        Thought.NONE),
-    "behind a thought": (None, selection(False, "required", [*SCHEMAS]), "hermes", Thought.OPEN),
+    "behind a thought": (None, selection(False, "required", [*SCHEMAS]), "none", Thought.OPEN),
     "format or strict calls": (FORMAT, selection(True, "auto", ENFORCED), "hermes", Thought.NONE),
     "format or calls": (FORMAT, selection(None, "auto", [*SCHEMAS]), "hermes", Thought.MAY),
     "format or strict calls, Llama 3": (FORMAT, selection(True, "auto", ENFORCED), "llama3_json",

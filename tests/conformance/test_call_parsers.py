@@ -1,0 +1,134 @@
+"""Tool calls as vLLM's and SGLang's own parsers read them, whole and streamed: drawn texts in every
+format, each difference explained."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers_calls import Call, written
+from helpers_parsing import Told, in_parts
+
+from actorium.actors.config.call_format_names import ALIASES
+from actorium.actors.gateway.parsers.call_formats import FORMATS
+from actorium.actors.gateway.parsers.parser_factory import call_parser
+
+pytestmark = pytest.mark.conformance
+HERE = Path(__file__).parent
+FOLDER = HERE.parents[1] / "build" / "parsers"
+TEXTS = 1000
+"""Drawn for each parser, whole, and as many in pieces."""
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "f": {"type": "object", "properties": {
+        "text": {"type": "string"}, "n": {"type": "integer"}, "o": {"type": "object"},
+        "rows": {"type": "array"}, "on": {"type": "boolean"}}},
+    "get_time": {"type": "object", "properties": {"zone": {"type": "string"}}}}
+TOOLS = [{"type": "function", "function": {"name": name, "description": "", "parameters": own}}
+         for name, own in SCHEMAS.items()]
+WORDS = ["Riga", "x y", "é ü", 'say "hi"', "it's", "a, b", "line\nline", "{z}", "1", "back\\slash",
+         "https://a.example/?q=1&r=2"]
+DIFFERENCES: dict[tuple[str, str], tuple[float, float, str]] = {}
+"""(engine, parser) -> the least share of texts that are read alike, whole and in pieces, and why
+not all are."""
+
+
+def names_of(engine: str) -> list[str]:
+    file, row = {"vllm": ("vllm/tool_parsers/__init__.py", r'^    "([^"]+)": \('),
+                 "sglang": ("sglang/srt/function_call/function_call_parser.py",
+                            r'^        "([^"]+)": \w+Detector')}[engine]
+    path = FOLDER / file
+    return re.findall(row, path.read_text(), re.MULTILINE) if path.exists() else []
+
+
+PARSERS = [(engine, name) for engine in ("vllm", "sglang") for name in names_of(engine)
+           if ALIASES.get(name, name) in FORMATS]
+
+
+def drawn(draw: random.Random) -> list[Call]:
+    def value(kind: str) -> Any:
+        match kind:
+            case "text" | "zone":
+                return draw.choice(WORDS)
+            case "n":
+                return draw.randrange(-5, 1000)
+            case "on":
+                return draw.random() < 0.5
+            case "rows":
+                return [draw.randrange(9) for _ in range(draw.randrange(3))]
+        return {"a": draw.randrange(9), "b": {"c": draw.choice(["x", "y z"])}}
+
+    calls: list[Call] = []
+    for _ in range(draw.choice([1, 1, 1, 2, 3])):
+        name = draw.choice(list(SCHEMAS))
+        keys = [key for key in SCHEMAS[name]["properties"] if draw.random() < 0.6]
+        calls.append((name, {key: value(key) for key in keys}))
+    return calls
+
+
+def pieces_of(draw: random.Random, text: str) -> list[str]:
+    """The text in pieces, as tokens come: marks are never cut."""
+    tokens = re.findall(r"<[^<>\s]{1,60}>|\[[A-Z_]{4,}\]|[^<\[]{1,4}|.", text, re.DOTALL)
+    out: list[str] = []
+    for token in tokens:
+        if out and draw.random() < 0.2:
+            out[-1] += token
+        else:
+            out.append(token)
+    return out if len(out) > 1 else [text[:1], text[1:]]
+
+
+def theirs(engine: str, name: str, texts: list[list[str]]) -> list[Any]:
+    ran = subprocess.run(
+        [str(FOLDER / "env/bin/python"), str(HERE / "foreign_parsers.py"), str(FOLDER)],
+        input=json.dumps({engine: name, "tools": TOOLS, "texts": texts}), capture_output=True,
+        text=True, check=False, timeout=600)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    found: list[Any] = json.loads(ran.stdout)
+    return found
+
+
+def read(calls: list[Any]) -> list[tuple[str, Any]]:
+    out = []
+    for name, text in calls:
+        try:
+            out.append((name, json.loads(text or "{}")))
+        except ValueError:
+            out.append((name, text))
+    return out
+
+
+def share(engine: str, name: str, texts: list[list[str]]) -> tuple[float, list[Any]]:
+    """The share of texts that both read alike, and the first that are not."""
+    other, alike, unlike = ALIASES.get(name, name), 0, []
+    for pieces, found in zip(texts, theirs(engine, name, texts), strict=True):
+        own = Told(in_parts(call_parser(other, SCHEMAS), pieces))
+        same = "error" not in found and read(own.calls) == read(found["calls"]) \
+            and own.text.split() == found["text"].split()
+        alike += same
+        if not same and len(unlike) < 2:
+            unlike.append(("".join(pieces), own.calls, own.text, found))
+    return alike / len(texts), unlike
+
+
+def test_they_are_there() -> None:
+    """tests/conformance/setup.sh parsers fetches them."""
+    assert len(PARSERS) > 70
+    assert set(DIFFERENCES) <= set(PARSERS)
+
+
+@pytest.mark.parametrize(("engine", "name"), PARSERS)
+def test_calls_are_read_as_others_read_them(engine: str, name: str) -> None:
+    draw = random.Random(name)
+    own = ALIASES.get(name, name)
+    texts = [draw.choice(["", "", "Let me see.\n"]) * (own != "harmony")
+             + written(own, drawn(draw)) for _ in range(2 * TEXTS)]
+    whole, in_pieces, _ = DIFFERENCES.get((engine, name), (1.0, 1.0, ""))
+    for least, part in ((whole, [[text] for text in texts[:TEXTS]]),
+                        (in_pieces, [pieces_of(draw, text) for text in texts[TEXTS:]])):
+        alike, unlike = share(engine, name, part)
+        assert alike >= least, (alike, unlike)
