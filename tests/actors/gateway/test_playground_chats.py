@@ -338,3 +338,21 @@ def test_pictures_are_dropped_pasted_and_kept_by_an_edit(browser: Browser) -> No
         tab.wait("bodies.length > 1")
         assert tab.js(kinds) == ["image_url", "text"]
         assert tab.js("bodies.at(-1).messages[0].content[1].text") == "What is it? And how big?"
+
+
+def test_a_model_that_is_not_loaded_is_not_asked_about(browser: Browser) -> None:
+    listed = {"data": [{"id": "ant", "default": False, "status": {"value": "unloaded"}},
+                       {"id": "bee", "default": True, "status": {"value": "loaded"}}]}
+    fetched = ("{ const ask = window.fetch; window.asked = []; window.fetch = (to, how) => { "
+               "asked.push(to); return to.endsWith('v1/models') ? "
+               f"Promise.resolve(new Response(JSON.stringify({json.dumps(listed)}))) "
+               ": ask(to, how); } }")
+    with staged([""]) as (_, url), opened(browser, url, init=fetched) as tab:
+        tab.wait("document.getElementById('model').value === 'bee'")
+        assert tab.js("[...document.querySelectorAll('#model option')].map(one => "
+                      "one.textContent)") == ["ant (unloaded)", "bee"]
+        tab.wait("asked.includes('model_info?model=bee')")
+        tab.js("document.getElementById('model').value = 'ant'; "
+               "document.getElementById('model').dispatchEvent(new Event('change'))")
+        tab.wait("document.getElementById('about').textContent === 'ant · unloaded'")
+        assert not tab.js("asked.includes('model_info?model=ant')")
