@@ -352,9 +352,11 @@ def test_a_stream_of_which_comments_were_sent_goes_on_at_the_next_gateway(
     """The request has not reached an engine: it begins, and the head is not sent again."""
     sent: list[Any] = []
 
+    body = {"model": "ant", "stream": True, "messages": [{"role": "user", "content": "Hi"}]}
+    received = [{"type": "http.request", "body": json.dumps(body).encode()}]
+
     async def receive() -> Any:
-        body = {"model": "ant", "stream": True, "messages": [{"role": "user", "content": "Hi"}]}
-        return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+        return received.pop() if received else await asyncio.Event().wait()
 
     async def send(message: Any) -> None:
         sent.append(message)
