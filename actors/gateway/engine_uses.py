@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import zmq
 
-from actorium.actors.config import tree
 from actorium.actors.config.models_settings import parse_keep_alive
+from actorium.actors.config.tree import Config, load
 from actorium.actors.errors import ActoriumError, EngineUnavailable
 from actorium.actors.gateway.http.http_errors import INVALID, LIMIT, SERVER, HttpError, bad_field
 from actorium.actors.gateway.served_engine import ServedEngine
@@ -111,9 +111,11 @@ class KnownEngine(NamedTuple):
 class EngineUses:
     """One gateway's uses, and its questions to the manager. Closed by `close`."""
 
-    def __init__(self, run_dir: Path, wait: float) -> None:
-        """run_dir: the server's; wait: seconds after which the manager refuses a use."""
-        self._address, self._wait = rundir.address(run_dir, f"{MANAGER_ROLE}.front"), wait
+    def __init__(self, run_dir: Path, config: Config) -> None:
+        """run_dir, config: the server's."""
+        self._address = rundir.address(run_dir, f"{MANAGER_ROLE}.front")
+        self._wait = config.models.models_wait
+        self._patience = config.gateway.recovery_patience
         self._socket: zmq.Socket[Any] | None = None
         self._prefix, self._count = os.urandom(6).hex(), 0
         self._uses: dict[str, PendingUse] = {}
@@ -176,10 +178,10 @@ class EngineUses:
             known = self._engines.get(ready.run_dir)
             if known is not None and known.stamp == stamp:
                 return known.engine
-            config = tree.load(private_paths.read_file(path / "config.json"))
+            config = load(private_paths.read_file(path / "config.json"))
         except (OSError, private_paths.UnsafePath) as error:
             raise EngineUnavailable(f"the engine of {ready.model!r} has ended: {error}") from None
-        engine = ServedEngine(config, path)
+        engine = ServedEngine(config, path, self._patience)
         self._engines[ready.run_dir] = KnownEngine(stamp, engine)
         if known is not None:
             await known.engine.close()

@@ -47,10 +47,9 @@ class GatewayState:
         self.journal = journal or InflightJournal(actor="gateway")
         self.config, self.settings = config, config.gateway
         self.run_dir, self.traces = run_dir, traces
-        self.engine = ServedEngine(config, run_dir)
+        self.engine = ServedEngine(config, run_dir, config.gateway.recovery_patience)
         """The server's own: with several models only a watchdog, which says how the server is."""
-        self.models = (EngineUses(run_dir, config.models.models_wait)
-                       if serves_models(config.models) else None)
+        self.models = EngineUses(run_dir, config) if serves_models(config.models) else None
         """What gives a request its model's engine; None = all requests are for `engine`."""
         self.requests = 0
         """HTTP requests answered or under way since the start."""

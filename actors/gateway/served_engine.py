@@ -25,13 +25,12 @@ STATUS_SECONDS = 1.0
 class ServedEngine:
     """One engine, as a gateway uses it. Closed by `close`."""
 
-    def __init__(self, config: Config, run_dir: Path) -> None:
-        """config, run_dir: the engine's."""
+    def __init__(self, config: Config, run_dir: Path, patience: float) -> None:
+        """config, run_dir: the engine's; patience: seconds that requests wait while it recovers."""
         self.config, self.run_dir = config, run_dir
         self.client = AsyncClient(run_dir)
         self.token_texts = TokenTexts(config)
-        self.gate = RecoveryGate(lambda: self.client.status(STATUS_SECONDS),
-                                 config.gateway.recovery_patience)
+        self.gate = RecoveryGate(lambda: self.client.status(STATUS_SECONDS), patience)
         self._model: ServedModel | None = None
         self._asking_model = asyncio.Lock()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from actorium.actors.model_manager.engine_processes import (
 from actorium.actors.model_manager.manager_core import ManagerCore
 from actorium.actors.model_manager.manager_messages import PullProgress
 from actorium.actors.model_manager.manager_orders import (
+    NotLoaded,
     PlanEngine,
     PullOrder,
     ScanModels,
@@ -30,6 +32,8 @@ from actorium.actors.model_manager.manager_orders import (
 from actorium.actors.model_manager.model_catalog import ModelCatalog
 from actorium.actors.model_manager.model_pull import ModelPulls
 from actorium.actors.model_manager.model_record import CatalogEntry, EngineLimits
+
+LOG = logging.getLogger("actorium.models")
 
 
 def build(context: Context) -> ModelManagerActor:
@@ -96,6 +100,8 @@ class ModelManagerActor(CoreObserver):
                     self._engines.stop(order.name)
                 case PullOrder():
                     self._in_background(self._pull(order))
+                case NotLoaded():
+                    LOG.warning("load_on_start: %s", order.why)
         return sends
 
     def health(self) -> Health:

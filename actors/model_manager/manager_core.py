@@ -36,6 +36,7 @@ from actorium.actors.model_manager.manager_messages import (
     UseRefused,
 )
 from actorium.actors.model_manager.manager_orders import (
+    NotLoaded,
     Order,
     PlanEngine,
     PullOrder,
@@ -387,7 +388,9 @@ class ManagerCore(Core):
     def _refuse(self, use: UseRecord, code: RefusalCode, why: str) -> None:
         """It ends, whether it waits or was granted."""
         self.uses.remove(use.key)
-        if use.key[0] != ON_START:
+        if use.key[0] == ON_START:
+            self._orders.append(NotLoaded(why))
+        else:
             self._sends.append(Send(CLIENT, UseRefused(use.use.id, code, why[:4096]), use.key[0]))
 
     def _stop(self, model: ModelRecord) -> None:

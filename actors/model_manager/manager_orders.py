@@ -37,4 +37,10 @@ class PullOrder(NamedTuple):
     name: str
 
 
-Order = ScanModels | PlanEngine | StartEngine | StopEngine | PullOrder
+class NotLoaded(NamedTuple):
+    """Log that a model with `load_on_start` is not loaded."""
+
+    why: str
+
+
+Order = ScanModels | PlanEngine | StartEngine | StopEngine | PullOrder | NotLoaded

@@ -21,6 +21,7 @@ from actorium.actors.model_manager.manager_messages import (
     UseRefused,
 )
 from actorium.actors.model_manager.manager_orders import (
+    NotLoaded,
     PlanEngine,
     ScanModels,
     StartEngine,
@@ -60,6 +61,7 @@ class PretendedEngines:
         self.refused: dict[str, UseRefused] = {}
         self.progress: dict[str, UseProgress] = {}
         self.lists: list[ModelList] = []
+        self.logged: list[str] = []
         self.started: list[str] = []
         self.stopped: list[str] = []
         self.starting_for: list[tuple[str, str]] = []
@@ -162,6 +164,8 @@ class PretendedEngines:
                 self._start(order.entry.name)
             case StopEngine():
                 self._stop(order.name)
+            case NotLoaded():
+                self.logged.append(order.why)
 
     def _start(self, name: str) -> None:
         assert name not in self.running

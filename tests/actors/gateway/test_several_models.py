@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from helpers_gateway import ScriptedStream
-from helpers_models import several_models
+from helpers_several_models import NamedEngine, several_models
 from starlette.responses import Response
 from test_gateway_routes import ask
 
@@ -17,6 +17,8 @@ from actorium.actors.config.tree import GatewayConfig
 from actorium.actors.gateway import engine_uses
 from actorium.actors.gateway.api import engine_routes
 from actorium.actors.gateway.chosen_engine import COMMENTS_ONLY
+from actorium.actors.gateway.page.dashboard import Dashboard
+from actorium.actors.messages import ActorStatus, Status
 from actorium.actors.runtime.http.connection_records import ConnectionRecords
 from actorium.actors.runtime.http.http_connection import RECORD
 
@@ -224,7 +226,7 @@ def test_the_query_chooses_the_model_of_a_route_without_a_body(
                 chosen.append(self.model)
                 return {"pages": 0, "kept": 0}
 
-            monkeypatch.setattr("helpers_models.NamedEngine.flush_cache", flush, raising=False)
+            monkeypatch.setattr(NamedEngine, "flush_cache", flush, raising=False)
             await one.client.post("/flush_cache?model=bee")
             assert chosen == ["bee"]
             refused(await one.client.post("/flush_cache?model=cow"), 404)
@@ -250,7 +252,7 @@ def test_routes_take_the_model_of_their_body(path: str, body: dict[str, Any], tm
     async def detokenize(self: Any, *given: Any) -> str:
         return f"I am {self.model}."
 
-    monkeypatch.setattr("helpers_models.NamedEngine.detokenize", detokenize, raising=False)
+    monkeypatch.setattr(NamedEngine, "detokenize", detokenize, raising=False)
 
     async def run() -> None:
         async with several_models(monkeypatch, tmp_path, "ant", "bee") as one:
@@ -311,7 +313,7 @@ def test_a_background_response_keeps_the_engine(tmp_path: Path,
                 for number, _ in enumerate(requests):
                     yield number, []
 
-            monkeypatch.setattr("helpers_models.NamedEngine.run", later)
+            monkeypatch.setattr(NamedEngine, "run", later)
             answer = await one.client.post("/v1/responses", json={
                 "model": "ant", "input": "Hi", "background": True})
             assert answer.json()["status"] == "queued"
@@ -352,11 +354,15 @@ def test_a_stream_of_which_comments_were_sent_goes_on_at_the_next_gateway(
     """The request has not reached an engine: it begins, and the head is not sent again."""
     sent: list[Any] = []
 
-    body = {"model": "ant", "stream": True, "messages": [{"role": "user", "content": "Hi"}]}
-    received = [{"type": "http.request", "body": json.dumps(body).encode()}]
+    reads = 0
 
     async def receive() -> Any:
-        return received.pop() if received else await asyncio.Event().wait()
+        nonlocal reads
+        reads += 1
+        if reads > 1:  # it stays connected
+            await asyncio.Event().wait()
+        body = {"model": "ant", "stream": True, "messages": [{"role": "user", "content": "Hi"}]}
+        return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -420,5 +426,36 @@ def test_an_engines_probes_are_asked_where_it_runs(tmp_path: Path,
             run_dir = one.manager.run_dir
             assert asked == [run_dir, run_dir / "ant", run_dir]
             refused(await one.client.get("/metrics?model=cow"), 404)
+
+    asyncio.run(run())
+
+
+def test_the_dashboard_shows_all_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with several_models(monkeypatch, tmp_path, "ant", "bee") as one:
+            await one.chat("bee")
+            samples = Dashboard(one.state).events()
+            sample = json.loads((await anext(samples)).removeprefix(b"data: "))
+            await samples.aclose()
+            assert [(line["name"], line["state"]) for line in sample["models"]] == [
+                ("ant", "unloaded"), ("bee", "loaded")]
+
+    asyncio.run(run())
+
+
+def test_requests_wait_for_recovering_engines_as_long_as_the_server_says(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def status(self: Any, timeout: float | None = None) -> Status:
+        worker = ActorStatus("ant", "worker-0", 1, 2, "starting", 0, 0.0, 0.0)
+        return Status("-", False, None, [worker])
+
+    monkeypatch.setattr(NamedEngine, "status", status)
+
+    async def run() -> None:
+        settings = GatewayConfig(recovery_patience=0.1)
+        async with several_models(monkeypatch, tmp_path, "ant", settings=settings) as one:
+            error = refused(await one.chat("ant"), 503)
+            assert "worker-0" in error["message"]
+            await one.until(lambda: not one.in_use)
 
     asyncio.run(run())

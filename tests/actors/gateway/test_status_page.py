@@ -70,6 +70,22 @@ def test_pages_queues_and_restarts(browser: Browser) -> None:
         assert tab.js("document.querySelectorAll('#ring .actor.wait').length") == 1
 
 
+def test_the_models_of_a_server_of_several(browser: Browser) -> None:
+    with staged([""]) as (script, url), opened(browser, f"{url}status") as tab:
+        script.answers = False
+        tab.wait("document.querySelector('#state.bad')")
+        sample(tab)
+        assert tab.js("document.getElementById('models-part').hidden")
+        sample(tab, models=[
+            {"name": "<b>ant", "state": "loaded", "in_use": 3, "memory": 3 << 29, "says": ""},
+            {"name": "bee", "state": "failed", "in_use": 0, "memory": 0, "says": "no weights"}])
+        assert tab.js("document.getElementById('pages-part').hidden")
+        assert tab.js("[...document.querySelectorAll('#models tr')].map(row => "
+                      "[...row.children].map(one => one.textContent))") == [
+            ["<b>ant", "loaded", "3", "1.50 GiB", ""], ["bee", "failed", "0", "–", "no weights"]]
+        assert tab.js("document.querySelectorAll('#models .ok').length") == 1
+
+
 def test_what_was_last_known_stays_and_says_since_when(browser: Browser) -> None:
     with staged([""]) as (script, url), opened(browser, f"{url}status") as tab:
         tab.wait("document.querySelector('#actors tr')")

@@ -197,6 +197,13 @@ def test_models_are_loaded_at_the_start_where_that_is_wanted() -> None:
     assert world.started == ["a"] and not world.stopped
 
 
+def test_a_model_that_cannot_be_loaded_at_the_start_is_logged() -> None:
+    world = PretendedEngines({"a": 2 * GB}, EngineLimits(GB), [entry("a", load_on_start=True)])
+    world.core.load_on_start(world.now)
+    world.settle()
+    assert len(world.logged) == 1 and "a does not fit" in world.logged[0]
+
+
 # --- failures ---
 
 def test_a_start_that_fails_is_told_and_tried_again_at_a_bounded_rate() -> None:
