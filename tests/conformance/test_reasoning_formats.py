@@ -50,13 +50,11 @@ BEGUN += [("sglang", name) for name in (
     "apertus2509", "deepseek-v3", "deepseek-v4", "deepseek-v41", "dots", "gemma4", "glm45",
     "granite_thinking_parser", "interns1", "kimi", "kimi_k2", "mimo", "minimax-m3", "mistral",
     "nanbeige", "nemotron_3", "poolside_v1", "qwen3")]
-"""Parsers of models that begin their thoughts themselves."""
-NOT_COMPARED = {
-    "vllm": {"cohere_command3", "cohere_command4"},  # a library in Rust
-    "sglang": {"gpt-oss", "hunyuan", "cohere_command4", "ling3"}} | {}
-"""Beside these: harmony, whose parsers have tests of their own, and what docs/reasoning.md names as
-not read. SGLang's hunyuan wants a tokenizer, its cohere_command4 marks around the answer, and its
-ling3 is off by default."""
+"""Parsers of models that begin their thoughts themselves.
+
+Not compared: harmony, whose parser has tests of its own; Cohere's, a library in Rust in vLLM, with
+marks around every answer in SGLang; SGLang's hunyuan, which wants a tokenizer, and its ling3, which
+is off by default."""
 NOISE = ("a", " ", "\n", "\n\n", "Well, ", "é", "🙂", "<", "</", "think", "<thin", "</think",
          "[", "[/THIN", "Here", "Here is my", "thought", "<|", "|>", "<b>", "{\"x\": 1}", "5 < 6",
          "done.")
