@@ -105,6 +105,9 @@ def test_every_spelling_sets_the_same_field(key: str, value: object,
 
 
 BAD_FLAGS = [
+    (["--files-max-bytes", "1k"], "--files-max-bytes", "must be between 1 MiB and 1 PiB"),
+    (["--files-expire-after", "60"], "--files-expire-after", "must be at least 3600 seconds"),
+    (["--background-seqs", "-1"], "--background-seqs", "must be between 0 and 65536"),
     (["--ssl-cert-reqs", "3", "--ssl-certfile", "c"], "--ssl-cert-reqs", "must be 0, 1 or 2"),
     (["--ssl-ca-certs", "ca", "--ssl-cert-file", "c"], "--ssl-ca-certs", "needs ssl_cert_reqs"),
     (["--ssl-refresh"], "--ssl-refresh", "goes with ssl_certfile"),
