@@ -84,7 +84,8 @@ class Request(Struct, frozen=True, kw_only=True):
     """Cached prefixes are shared within a tenant only, and fair scheduling is between tenants. At
     most 64 printable ASCII characters; None = the client's tenant."""
     priority: int = 0
-    """Higher goes first where the engine schedules by priority."""
+    """Higher goes first where the engine schedules by priority; the lowest, `messages.BACKGROUND`,
+    gives way to all others in any case."""
     resumable: Resumable | None = None
     """Lets the request outlive its client."""
     traceparent: str | None = None
