@@ -141,8 +141,8 @@ def _escaped(text: str) -> str:
 
 def filled(text: str) -> str:
     """The document with its tables as they are now. Raises `ValueError` if a mark is missing."""
-    tables = {"settings": settings_table, "accepted": accepted_table, "refused": refused_table} \
-        if BEGIN.format("settings") in text else {"call formats": call_formats_table}
+    tables = {"call formats": call_formats_table} if BEGIN.format("call formats") in text else {
+        "settings": settings_table, "accepted": accepted_table, "refused": refused_table}
     for name, table in tables.items():
         begin, end = BEGIN.format(name), END.format(name)
         before, found, rest = text.partition(begin)

@@ -175,11 +175,13 @@ class OutputBuilder:
         elif isinstance(part, ReasoningPart):
             item = ReasoningItem(id=f"rs_{own}")
         else:
-            name = "" if isinstance(part, ToolCallArguments) else part.name
+            name, call_id = ("", "") if isinstance(part, ToolCallArguments) else (
+                part.name, part.id)
             space, name = self._namespaces.get(name, (UNSET, name))
             kind, prefix = (CustomToolCallItem, "ctc") if isinstance(part, CustomToolCall) \
                 else (FunctionCallItem, "fc")
-            item = kind(id=f"{prefix}_{own}", call_id=f"call_{own}", name=name, namespace=space)
+            item = kind(id=f"{prefix}_{own}", call_id=call_id or f"call_{own}", name=name,
+                        namespace=space)
         # Copies: an event is encoded at once or later.
         out = [ResponseEvent(type="response.output_item.added", output_index=len(self.items),
                      item=structs.replace(item))]
