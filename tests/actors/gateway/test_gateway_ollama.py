@@ -11,7 +11,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 from helpers_gateway import Scripted, scripted_app
-from helpers_models import several_models
+from helpers_several_models import several_models
 
 from actorium.actors.client.requests import Request
 from actorium.actors.config.tree import Config, GatewayConfig, ModelConfig
