@@ -143,7 +143,9 @@ ROUTES: tuple[Route, ...] = (
 OF_THE_SERVER = frozenset({"page", "status", "docs", "dashboard", "models", "model", "load_model",
                            "unload_model", "version", "health", "openapi", "probe", "ollama_tags",
                            "ollama_ps", "ollama_show", "ollama_version", "ollama_pull",
-                           "ollama_embed", "ollama_delete", "ollama_make"})
+                           "ollama_embed", "ollama_delete", "ollama_make", "files", "upload_file",
+                           "file", "delete_file", "file_content", "batches", "create_batch",
+                           "batch", "cancel_batch"})
 """Names of routes about the server and not about one of its models: where it has several, `?model=`
 chooses the engine of all others."""
 PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
