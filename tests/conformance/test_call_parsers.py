@@ -32,9 +32,44 @@ TOOLS = [{"type": "function", "function": {"name": name, "description": "", "par
          for name, own in SCHEMAS.items()]
 WORDS = ["Riga", "x y", "é ü", 'say "hi"', "it's", "a, b", "line\nline", "{z}", "1", "back\\slash",
          "https://a.example/?q=1&r=2"]
-DIFFERENCES: dict[tuple[str, str], tuple[float, float, str]] = {}
-"""(engine, parser) -> the least share of texts that are read alike, whole and in pieces, and why
-not all are."""
+_TEXT = "drops the text before calls, or takes calls behind text for text"
+_CUT = "loses the end of the text before calls, in pieces"
+_ONE = "reads one call alone"
+_MERGED = "puts the calls of one piece together, or loses all but the last"
+DIFFERENCES: dict[tuple[str, str], tuple[float, float, str]] = {
+    ("vllm", "deepseek_v3"): (1, 0.7, "loses pieces with several marks"),
+    ("vllm", "deepseek_v31"): (1, 0.6, "loses pieces with several marks, and ends of arguments"),
+    ("vllm", "granite-20b-fc"): (1, 0.3, _CUT),
+    ("vllm", "hunyuan_a13b"): (1, 0, "finds arguments by expressions that want other spaces"),
+    ("vllm", "internlm"): (0.4, 0.4, _ONE),
+    ("vllm", "jamba"): (1, 0, "writes arguments that it has half read, twice"),
+    ("vllm", "llama3_json"): (0.4, 0.4, _TEXT), ("vllm", "llama4_json"): (0.4, 0.4, _TEXT),
+    ("vllm", "llama4_pythonic"): (0.4, 0.4, _TEXT), ("vllm", "pythonic"): (0.4, 0.4, _TEXT),
+    ("vllm", "olmo3"): (0.4, 0.4, _TEXT),
+    ("vllm", "phi4_mini_json"): (0.2, 0, "ends at the first ], and drops the text"),
+    ("vllm", "step3"): (0.1, 0.1, "leaves lists and objects texts, and ends a value at <"),
+    ("vllm", "xlam"): (0.3, 0, _TEXT), ("vllm", "gigachat3"): (0.4, 0.4, _ONE),
+    ("vllm", "functiongemma"): (0.3, 0.2, "reads arguments that are texts alone, at any depth"),
+    ("vllm", "gemma4"): (0.4, 0, _MERGED),
+    ("sglang", "cohere_command4"): (1, 0.4, _MERGED), ("sglang", "deepseekv3"): (1, 0.7, _CUT),
+    ("sglang", "deepseekv31"): (1, 0.7, _CUT), ("sglang", "glm"): (1, 0.7, _CUT),
+    ("sglang", "glm45"): (1, 0.7, _CUT), ("sglang", "ling3"): (1, 0.7, _CUT),
+    ("sglang", "qwen"): (1, 0.7, _CUT), ("sglang", "qwen25"): (1, 0.7, _CUT),
+    ("sglang", "trinity"): (1, 0.6, _CUT), ("sglang", "pythonic"): (1, 0.7, _MERGED),
+    ("sglang", "glm47"): (0, 0.7, "reads no line end behind the name, where the text is whole"),
+    ("sglang", "gpt-oss"): (0.2, 0.7, "reads one call alone where several follow on each other"),
+    ("sglang", "llama3"): (0.3, 0.5, "ends the calls at the first `;` behind an object"),
+    ("sglang", "spark25"): (0, 0, "wants the value right behind the key"),
+    ("sglang", "interns1"): (0, 0, "wants a space between the two marks"),
+    ("sglang", "gigachat3"): (0.4, 0.4, _ONE), ("sglang", "gemma4"): (0.7, 0.3, _MERGED)}
+"""(engine, parser) -> the least share of texts that are read alike, whole and in pieces, and what
+the other one does where they are not."""
+NOT_RUN = {
+    "vllm": {"cohere_command3", "cohere_command4", "openai", "mistral", "mimo", "qwen3_coder",
+             "qwen3_xml", "seed_oss", "step3p5"},
+    "sglang": {"hunyuan", "iquest_q1"}}
+"""Parsers that need more of their engine than `foreign_parsers.py` has: a native package, their own
+tokenizer, or its classes."""
 
 
 def names_of(engine: str) -> list[str]:
@@ -46,7 +81,7 @@ def names_of(engine: str) -> list[str]:
 
 
 PARSERS = [(engine, name) for engine in ("vllm", "sglang") for name in names_of(engine)
-           if ALIASES.get(name, name) in FORMATS]
+           if ALIASES.get(name, name) in FORMATS and name not in NOT_RUN[engine]]
 
 
 def drawn(draw: random.Random) -> list[Call]:
@@ -111,7 +146,7 @@ def alike(name: str, pieces: list[str], found: dict[str, Any]) -> bool:
 
 def test_they_are_there() -> None:
     """tests/conformance/setup.sh parsers fetches them."""
-    assert len(PARSERS) > 70
+    assert len(PARSERS) > 60
     assert set(DIFFERENCES) <= set(PARSERS)
 
 
