@@ -137,6 +137,10 @@ async def server(models: Sequence[str], settings: dict[str, Any], wrong: list[st
                     process.kill()
                     process.wait()
                     wrong.append("the server did not stop")
+        # Engines' launchers outlive a server that had to leave before them, and end by themselves.
+        until = monotonic() + LEAVES * crowding()
+        while list((base / "run").glob(f"{NAME}*")) and monotonic() < until:
+            await asyncio.sleep(LOOK)
         wrong += leftovers(base / "run")
     finally:
         shutil.rmtree(base, ignore_errors=True)
