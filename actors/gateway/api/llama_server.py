@@ -43,7 +43,7 @@ async def props(http: HttpRequest) -> Response:
         "bos_token": await engine.client.detokenize(bos) if bos else "",
         "eos_token": await engine.client.detokenize(eos[:1]) if eos and known else "",
         "endpoint_slots": True, "endpoint_props": False, "endpoint_metrics": True,
-        "build_info": f"actorium-{__version__}", "is_sleeping": False})
+        "build_info": f"actorium-{__version__}", "is_sleeping": await engine.client.is_sleeping()})
 
 
 async def slots(http: HttpRequest) -> Response:

@@ -187,6 +187,9 @@ def test_questions_about_the_server(packaged: Served, http: httpx.Client) -> Non
     assert "messages" in props["chat_template"] and props["eos_token"] == "<|im_end|>"
     assert props["modalities"] == {"vision": False, "video": False, "audio": False}
     assert http.post("/props", json={}).status_code == 501
+    for order, sleeps in (("/sleep", True), ("/wake_up", False)):
+        assert http.post(order).status_code == 200
+        assert http.get("/props").json()["is_sleeping"] is sleeps
     slots = http.get("/slots?fail_on_no_slot=1").json()
     assert [one["id"] for one in slots] == list(range(16))
     assert slots[0]["n_ctx"] == 4096
