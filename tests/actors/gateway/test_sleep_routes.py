@@ -13,7 +13,8 @@ import pytest
 from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.errors import Aborted
 from actorium.actors.gateway.app import build_app
-from actorium.actors.gateway.served_engine import ServedEngine, obstacle
+from actorium.actors.gateway.gateway_state import GatewayState
+from actorium.actors.gateway.served_engine import obstacle
 from actorium.actors.messages import ActorStatus, Status
 
 
@@ -50,12 +51,12 @@ class Sleepy:
 
 
 def ask(client: Sleepy, method: str, path: str, key: str = "", **sent: Any) -> httpx.Response:
-    engine = ServedEngine(Config(gateway=GatewayConfig(**(
+    state = GatewayState(Config(gateway=GatewayConfig(**(
         {"api_key": "k", "admin_key": "root"} if key else {}))), Path("none"))
-    engine.client = client  # type: ignore[assignment]
+    state.engine.client = client  # type: ignore[assignment]
 
     async def run() -> httpx.Response:
-        transport = httpx.ASGITransport(app=build_app(engine))
+        transport = httpx.ASGITransport(app=build_app(state))
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
             return await http.request(method, path, headers={"authorization": f"Bearer {key}"}
                                       if key else None, **sent)
@@ -113,7 +114,8 @@ def test_questions_and_health() -> None:
                          ("waking", "waking")):
         client.phase = phase
         found = ask(client, "GET", "/health")
-        assert (found.status_code, found.json()) == (200, {"ready": True, "state": state})
+        assert (found.status_code, found.json()) == \
+            (200, {"ready": True, "status": "ok", "state": state})
     client.phase = "drowsy"
     found = ask(client, "POST", "/wake_up")
     assert (found.status_code, found.json()["error"]["code"]) == (409, "aborted")
