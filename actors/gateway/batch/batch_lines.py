@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from actorium.actors.gateway.batch.json_lines import MAX_LINE_BYTES
-from actorium.actors.gateway.http.routes import ROUTES, find
+from actorium.actors.gateway.http.routes import ROUTES, ErrorStyle, find
 
 BATCH = "actorium.batch"
 """In the scope of a request that is a line of a batch: its `LineContext`."""
@@ -121,6 +121,8 @@ def _wrong(line: _Line) -> str:
     for name in ("stream", "background"):
         if getattr(body, name):
             return f"body.{name}: a batch's answers are whole"
+    if body.stream is None and find(line.url).errors is ErrorStyle.OLLAMA:
+        return "body.stream: must be false: a batch's answers are whole, this route's are streams"
     return ""
 
 

@@ -164,6 +164,9 @@ def test_a_batch_goes_from_a_file_to_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("url", "body"), [
     ("/v1/completions", {"prompt": "Hi"}), ("/v1/responses", {"input": "Hi"}),
     ("/v1/messages", {"max_tokens": 5}),
+    ("/completion", {"prompt": [1], "response_fields": ["content"]}),
+    ("/api/chat", {"stream": False}),
+    ("/api/generate", {"prompt": "Hi", "stream": False}),
     ("/invocations", {})])
 def test_every_api_that_generates_answers_lines(tmp_path: Path, url: str, body: Any) -> None:
     async def work(script: Script, folder: Path) -> None:
@@ -185,6 +188,7 @@ def test_every_api_that_generates_answers_lines(tmp_path: Path, url: str, body: 
     (jsonl([line(0, "/v1/embeddings")]), "invalid_line", "url: '/v1/embeddings'"),
     (jsonl([line(0) | {"body": [1]}]), "invalid_line", "body"),
     (jsonl([line(0, stream=True)]), "invalid_line", "body.stream"),
+    (jsonl([line(0, "/api/chat")]), "invalid_line", "body.stream: must be false"),
     (jsonl([line(0, "/v1/completions")]), "mismatched_endpoint", "url"),
     (jsonl([line(0), line(0)]), "duplicate_custom_id", "custom_id"),
     (b"\n", "empty_file", "no lines")])
