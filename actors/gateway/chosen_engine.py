@@ -23,8 +23,9 @@ COMMENTS_ONLY = b"\xc0"
 class ChosenEngine:
     """The engine of a request."""
 
-    def __init__(self, gateway: GatewayState) -> None:
-        self._models = gateway.models
+    def __init__(self, gateway: GatewayState, sets_keep_alive: bool = True) -> None:
+        """sets_keep_alive: the caller may say how long the engine stays; else its model does."""
+        self._models, self._sets_keep_alive = gateway.models, sets_keep_alive
         self._engine = gateway.engine if gateway.models is None else None
         self._use: EngineUse | None = None
         """Of the engine, where the server has several."""
@@ -55,9 +56,9 @@ class ChosenEngine:
         return self._model_of_several(body)
 
     async def _model_of_several(self, body: Any) -> ServedModel:
-        keep_alive = getattr(body, "keep_alive", None)
-        await self.choose(body.model or "",
-                          None if keep_alive is None else checked_keep_alive(keep_alive),
+        given = getattr(body, "keep_alive", None)
+        keep_alive = None if given is None else checked_keep_alive(given)
+        await self.choose(body.model or "", keep_alive if self._sets_keep_alive else None,
                           getattr(body, "timeout", None), getattr(body, "stream", False))
         return await self.engine.served_model()
 

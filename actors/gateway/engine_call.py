@@ -82,8 +82,10 @@ class EngineCall:
         process; batch_seconds: the time left of the batch whose line it is, None = of no batch.
         Raises `HttpError` 400 on an invalid header."""
         self.gateway = gateway
-        self.chosen = ChosenEngine(gateway)
         self.tenant, self.admin = tenant, admin
+        self.administers = admin or gateway.settings.admin_key is None
+        """The caller may do what routes with `Access.ADMIN` do."""
+        self.chosen = ChosenEngine(gateway, self.administers)
         self.began = monotonic()
         """CLOCK_MONOTONIC seconds."""
         self.created = int(time())

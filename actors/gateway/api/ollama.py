@@ -169,7 +169,7 @@ class OllamaTurn(ChatTurn):
         call.event_end = cls.form.event_end
         body.check()
         if body.is_empty and body.keep_seconds == 0:
-            await unload(call.gateway, body.model or "")
+            await unload(call, body.model or "")
             return JsonReply(OllamaLine(model=body.model or "", created_at=rfc3339(call.created),
                                            done=True, done_reason="unload"))
         turn = await cls.of_body(call, body)

@@ -17,6 +17,7 @@ from actorium.actors.config.reasoning_formats import NONE, format_shown
 from actorium.actors.config.tree import Config, ModelConfig
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.api.model_routes import find_info
+from actorium.actors.gateway.engine_call import EngineCall
 from actorium.actors.gateway.engine_uses import EngineUses
 from actorium.actors.gateway.gateway_state import GatewayState
 from actorium.actors.gateway.http import bodies
@@ -56,9 +57,13 @@ class PullBody(NamedModel, kw_only=True):
     stream: bool = True
 
 
-async def unload(gateway: GatewayState, name: str) -> None:
-    """Unloads a model as soon as nobody uses it. Raises `HttpError`: 404 if there is no such model,
-    501 on a server of one, whose engine is that server."""
+async def unload(call: EngineCall, name: str) -> None:
+    """Unloads a model as soon as nobody uses it. Raises `HttpError`: 403 for a caller who may not,
+    404 if there is no such model, 501 on a server of one, whose engine is that server."""
+    gateway = call.gateway
+    if not call.administers:
+        raise HttpError(403, "keep_alive: with 0 and nothing to answer it unloads the model, which "
+                        "takes the administrator's key", "keep_alive", code="admin_required")
     if gateway.models is None:
         model = await gateway.engine.check_model(name)
         raise HttpError(501, f"keep_alive: {model.name!r} is this server's one model, which stays "

@@ -29,10 +29,10 @@ from actorium.actors.gateway.http.api_keys import Keys, shown
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError, http_error
 from actorium.actors.gateway.http.replies import DONE, json_line, sse_event
 from actorium.actors.gateway.http.routes import (
-    OF_THE_SERVER,
     Access,
     ErrorStyle,
     allowed_methods,
+    asks_an_engine,
     canonical,
     find,
 )
@@ -141,7 +141,8 @@ class Guard:
             raise HttpError(503, "too many connections", None, SERVER, "too_many_connections")
         key, line = shown(scope["headers"]), scope.get(BATCH)
         exchange.tenant = self._keys.check(path, key) if line is None else line.tenant
-        if exchange.route.changes(method) and not self._keys.guard(path):
+        changes = exchange.route.changes(method) or self._starts_engine(scope)
+        if changes and not self._keys.guard(path):
             self._cors.check(scope, headers)
         call = exchange.call = EngineCall(self._gateway, headers, exchange.tenant, path,
                                           self._keys.is_admin(key), scope.get(RECORD),
@@ -176,10 +177,15 @@ class Guard:
         """Runs the application once the model that the query names has its engine, if it names
         one: how callers of a server of several models say which of them a question is about."""
         call: EngineCall = scope["app"]
-        if b"model=" in scope["query_string"] and find(scope["path"]).name not in OF_THE_SERVER:
+        if self._starts_engine(scope):
             query = QueryParams(scope["query_string"])
             await call.chosen.choose(query.get("model", ""))
         await self._app(scope, receive, send)
+
+    def _starts_engine(self, scope: Scope) -> bool:
+        """Returns whether the query names a model whose engine the request starts, even a GET."""
+        return (self._gateway.models is not None and b"model=" in scope["query_string"]
+                and asks_an_engine(scope["path"], scope["method"]))
 
     def _check_head(self, scope: Scope) -> None:
         """Raises `HttpError` for other hosts, ambiguous framing and oversized headers."""

@@ -201,6 +201,13 @@ def find(path: str) -> Route:
         (style for begin, style in _STYLES.items() if path.startswith(begin)), ErrorStyle.OPENAI))
 
 
+def asks_an_engine(path: str, method: str) -> bool:
+    """Returns whether a request is one about a model's engine: of several, its query may name it,
+    which starts the engine."""
+    name = find(path).name
+    return bool(name) and name not in OF_THE_SERVER and method in allowed_methods(path)
+
+
 def allowed_methods(path: str) -> tuple[str, ...]:
     """Returns the methods of a path, sorted; HEAD wherever GET is. Empty for an unknown path."""
     routes = [route for pattern, route in _PATTERNS if pattern.fullmatch(path)]
