@@ -19,12 +19,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import zmq
+from msgspec.structs import replace
 
 from actorium.actors.config.models_settings import parse_keep_alive
 from actorium.actors.config.tree import Config, load
 from actorium.actors.errors import ActoriumError, EngineUnavailable
 from actorium.actors.gateway.http.http_errors import INVALID, LIMIT, SERVER, HttpError, bad_field
-from actorium.actors.gateway.served_engine import ServedEngine
+from actorium.actors.gateway.served_engine import STATUS_SECONDS, ServedEngine
+from actorium.actors.health import SLEEPING, activity_of
 from actorium.actors.messages import MAX_MESSAGE_BYTES, Message
 from actorium.actors.model_manager.manager_messages import (
     KEEP_USES_SECONDS,
@@ -37,6 +39,7 @@ from actorium.actors.model_manager.manager_messages import (
     PullModel,
     PullProgress,
     ReleaseModel,
+    ServedModelInfo,
     UnloadModel,
     UseModel,
     UseProgress,
@@ -203,7 +206,20 @@ class EngineUses:
 
     async def models(self) -> ModelList:
         """Returns the served models. Raises `HttpError`."""
-        return await self._ask(ListModels(self._new_id()), ModelList)
+        listed = await self._ask(ListModels(self._new_id()), ModelList)
+        return replace(listed, models=await asyncio.gather(*map(self._with_sleep, listed.models)))
+
+    async def _with_sleep(self, info: ServedModelInfo) -> ServedModelInfo:
+        """Returns a model with what its engine's watchdog says: the manager knows of no sleep."""
+        if info.state != "ready":
+            return info
+        try:
+            engine = await self._engine(UseReady("", info.name, info.run_dir))
+            status = await engine.client.status(STATUS_SECONDS)
+        except ActoriumError:  # it ends, or recovers
+            return info
+        sleeps = activity_of(status.actors) == SLEEPING
+        return replace(info, state="sleeping") if sleeps else info
 
     async def unload(self, name: str) -> ModelUnloaded:
         """Ends a model's engine once nobody uses it. Raises `HttpError`."""

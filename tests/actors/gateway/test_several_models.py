@@ -18,6 +18,7 @@ from actorium.actors.gateway import engine_uses
 from actorium.actors.gateway.api import engine_routes
 from actorium.actors.gateway.chosen_engine import COMMENTS_ONLY
 from actorium.actors.gateway.page.dashboard import Dashboard
+from actorium.actors.health import SLEEPING
 from actorium.actors.messages import ActorStatus, Status
 from actorium.actors.runtime.http.connection_records import ConnectionRecords
 from actorium.actors.runtime.http.http_connection import RECORD
@@ -177,6 +178,10 @@ def test_keep_alive_of_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     asyncio.run(run())
 
 
+async def asleep(engine: NamedEngine, timeout: float | None = None) -> Status:
+    return Status("-", True, None, [ActorStatus("e", "scheduler", 1, 1, SLEEPING, 0, 0.0, 0.0)])
+
+
 def test_models_are_listed_loaded_and_unloaded(tmp_path: Path,
                                                monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
@@ -202,6 +207,10 @@ def test_models_are_listed_loaded_and_unloaded(tmp_path: Path,
             card = (await client.get("/v1/models/ant-alias:latest")).json()
             assert card["id"] == "ant" and card["aliases"] == ["ant-alias"]
             assert not card["default"] and card["status"]["value"] == "loaded"
+            with monkeypatch.context() as orders:
+                orders.setattr(NamedEngine, "status", asleep)
+                await until(ant="sleeping", bee="unloaded")
+            await until(ant="loaded", bee="unloaded")
             answer = await client.post("/models/unload", json={"model": "ant"})
             assert answer.json() == {"success": True}
             await until(ant="unloaded", bee="unloaded")
