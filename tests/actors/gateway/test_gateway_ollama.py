@@ -352,7 +352,7 @@ def test_a_line_has_no_end_in_it(text: str) -> None:
 
 
 def assembled(*parts: Any) -> AnswerText:
-    calls, text = CallAssembler(lambda number: f"call_{number}"), AnswerText()
+    calls, text = CallAssembler(lambda begun: f"call_{begun.call}"), AnswerText()
     for part in parts:
         calls.add(part, text)
     calls.end(text)
