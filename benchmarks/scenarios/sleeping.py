@@ -20,8 +20,7 @@ SETTLE_S = 8.0
 
 @scenario
 def sleeps(model: str = "smollm2", runs: int = 5, seconds: float = 10.0) -> Rows:
-    """Levels 1 and 2: seconds to sleep, to wake, and to a first token; MiB; processor time asleep.
-    """
+    """Levels 1 and 2: seconds to sleep, to wake, to a first token; MiB; processor time asleep."""
     one = SamplingParams(max_tokens=1, ignore_eos=True, temperature=0)
     with Engine(model) as engine:
         client = engine.client

@@ -235,7 +235,7 @@ def test_the_command_line(served: Served, capsys: pytest.CaptureFixture[str]) ->
         with urllib.request.urlopen(f"{served.url}/health") as answer:
             return json.load(answer)
 
-    eventually(lambda: health() == {"ready": True, "state": "running"}, "as heartbeats have it")
+    eventually(lambda: health()["state"] == "running", "as heartbeats have it")
 
 
 @pytest.mark.slow  # half a minute of random moments
