@@ -21,7 +21,7 @@ from actorium.actors.gateway.app import batch_worker, build_app
 from actorium.actors.gateway.batch import batch_worker as workers
 from actorium.actors.gateway.batch import line_caller
 from actorium.actors.gateway.batch.batch_worker import BatchWorker
-from actorium.actors.gateway.served_engine import ServedEngine
+from actorium.actors.gateway.gateway_state import GatewayState
 from actorium.actors.messages import BACKGROUND
 from actorium.actors.params import SamplingParams
 
@@ -69,10 +69,10 @@ class Gateway:
 
     def __init__(self, script: Script, folder: Path, **settings: Any) -> None:
         config = Config(gateway=GatewayConfig(files_dir=str(folder), **settings))
-        self.engine = ServedEngine(config, Path("none"))
-        self.engine.client = script  # type: ignore[assignment]
-        self.app = build_app(self.engine)
-        worker = batch_worker(self.engine, self.app)
+        self.state = GatewayState(config, Path("none"))
+        self.state.engine.client = script  # type: ignore[assignment]
+        self.app = build_app(self.state)
+        worker = batch_worker(self.state, self.app)
         assert worker is not None
         self.worker: BatchWorker = worker
 
@@ -83,8 +83,8 @@ class Gateway:
 
     async def stop(self) -> None:
         await self.worker.stop()
-        assert self.engine.files is not None
-        self.engine.files.close()
+        assert self.state.files is not None
+        self.state.files.close()
 
 
 @asynccontextmanager
@@ -256,7 +256,7 @@ def test_a_late_batch_expires_and_names_each_line_that_was_not_asked(tmp_path: P
     async def work(script: Script, folder: Path) -> None:
         script.go.clear()
         async with served(script, folder) as gateway:
-            client, store = gateway.client(), gateway.engine.files
+            client, store = gateway.client(), gateway.state.files
             assert store is not None
             made = await begun(client, jsonl([line(i) for i in range(30)]))
             await until(client, made.id, lambda batch: batch.request_counts.completed == 2)

@@ -21,19 +21,19 @@ from actorium.actors.gateway.api import files
 from actorium.actors.gateway.app import build_app
 from actorium.actors.gateway.batch.file_store import ORPHAN_SECONDS, OUTPUT, FileStore
 from actorium.actors.gateway.batch.form_data import boundary_of, read_form
+from actorium.actors.gateway.gateway_state import GatewayState
 from actorium.actors.gateway.http.http_errors import HttpError
-from actorium.actors.gateway.served_engine import ServedEngine
 
 
 def go(folder: Path | None, work: Callable[[openai.AsyncOpenAI, Any], Awaitable[None]],
        **settings: Any) -> None:
     where = None if folder is None else str(folder)
-    engine = ServedEngine(Config(gateway=GatewayConfig(files_dir=where, **settings)), Path("none"))
-    engine.client = Scripted(["x"])  # type: ignore[assignment]
+    gateway = GatewayState(Config(gateway=GatewayConfig(files_dir=where, **settings)), Path("none"))
+    gateway.engine.client = Scripted(["x"])  # type: ignore[assignment]
     client = openai.AsyncOpenAI(
         base_url="http://gateway/v1", api_key="-", max_retries=0, http_client=httpx.AsyncClient(
-            transport=httpx.ASGITransport(app=build_app(engine))))
-    asyncio.run(work(client, engine.files))  # type: ignore[arg-type]
+            transport=httpx.ASGITransport(app=build_app(gateway))))
+    asyncio.run(work(client, gateway.files))
 
 
 def test_a_file_comes_back_as_it_was_until_it_is_deleted(tmp_path: Path) -> None:
