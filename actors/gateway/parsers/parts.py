@@ -72,17 +72,26 @@ class StateParser:
         """state: the first."""
         self._text = ""
         """That no state has taken yet."""
+        self._blank: list[str] = []
+        """White space that has come since."""
         self._state = state
 
     def feed(self, text: str) -> list[MessagePart]:
+        # States wait for what follows white space: each piece of it alone would be looked at again
+        # with all before it, and the time would grow with its square.
+        self._blank.append(text)
+        return [] if text.isspace() else self._step()
+
+    def _step(self) -> list[MessagePart]:
         out: list[MessagePart] = []
-        self._text += text
+        self._text += "".join(self._blank)
+        self._blank.clear()
         while self._text and self._state(out):
             pass
         return out
 
     def end(self, cut: bool = False) -> list[MessagePart]:
-        out: list[MessagePart] = []
+        out = self._step() if self._blank else []
         self._finish(out, cut)
         self._text = ""
         return out
