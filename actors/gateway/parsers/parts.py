@@ -8,6 +8,7 @@ nothing is lost.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -156,6 +157,9 @@ def parse_all(machine: OutputParser, text: str, cut: bool = False) -> list[Messa
 
 
 SPACE = " \t\r\n"
+_BLANKS = re.compile(f"[{SPACE}]*")
+MAX_CLOSERS = 64
+"""Closing marks behind one call; more of them are text."""
 
 
 def partial_mark(text: str, marks: Sequence[str]) -> int:
@@ -235,11 +239,14 @@ class TextAroundCalls:
 def after_call(text: str, closers: Sequence[str]) -> str | None:
     """Returns the text after a call without the closing marks, of which models write too few and
     too many; None = not certain yet."""
-    while True:
-        rest = text.lstrip(SPACE)
-        if any(len(rest) < len(mark) and mark.startswith(rest) for mark in closers):
+    at = 0
+    for _ in range(MAX_CLOSERS):  # all of them are looked at again with each piece of text
+        start = _BLANKS.match(text, at).end()  # type: ignore[union-attr]
+        if any(len(text) - start < len(mark) and mark.startswith(text[start:])
+               for mark in closers):
             return None
-        found = next((mark for mark in closers if rest.startswith(mark)), None)
+        found = next((mark for mark in closers if text.startswith(mark, start)), None)
         if found is None:
-            return text
-        text = rest.removeprefix(found)
+            break
+        at = start + len(found)
+    return text[at:]
