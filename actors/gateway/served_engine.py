@@ -25,10 +25,12 @@ STATUS_SECONDS = 1.0
 class ServedEngine:
     """One engine, as a gateway uses it. Closed by `close`."""
 
-    def __init__(self, config: Config, run_dir: Path, patience: float) -> None:
-        """config, run_dir: the engine's; patience: seconds that requests wait while it recovers."""
+    def __init__(self, config: Config, run_dir: Path, patience: float,
+                 resume_timeout: float = 0.0) -> None:
+        """config, run_dir: the engine's; patience: seconds that requests wait while it recovers;
+        resume_timeout: seconds that they wait for the next engine when the whole engine ends."""
         self.config, self.run_dir = config, run_dir
-        self.client = AsyncClient(run_dir)
+        self.client = AsyncClient(run_dir, resume_timeout=resume_timeout)
         self.token_texts = TokenTexts(config)
         self.gate = RecoveryGate(lambda: self.client.status(STATUS_SECONDS), patience)
         self._model: ServedModel | None = None

@@ -29,6 +29,7 @@ from actorium.actors.models.model_names import (
     wheel_model_file,
 )
 from actorium.actors.models.obtain import named
+from actorium.actors.runtime.rundir import LEDGERS, engine_dir
 
 LOG = logging.getLogger("actorium.models")
 OF_THE_TABLE = ("keep_alive", "pinned", "load_on_start", "default")
@@ -191,7 +192,9 @@ def engine_config(server: Config, name: str, flags: Any, model: str, engine_of: 
             dict.fromkeys((name, *aliases)))),
         gateway=GatewayConfig(**parsers), probes=ProbeConfig(),
         models=ModelsConfig(engine_of=engine_of),
-        recovery=replace(recovery, ledger_dir=_within(recovery.ledger_dir, own),
+        # The ledger outlives the engine's own run directory: its next engine goes on with it.
+        recovery=replace(recovery, ledger_dir=_within(
+            recovery.ledger_dir or str(ledgers_of(server)), own),
                          # A process that waits to replace a dead actor would double an idle
                          # engine's memory.
                          fork_server="off" if recovery.fork_server == "auto"
@@ -206,6 +209,11 @@ def engine_config(server: Config, name: str, flags: Any, model: str, engine_of: 
         changes.setdefault(sources.fields()[field].section, {})[field] = given.value
     return validate(replace(config, **{section: replace(getattr(config, section), **values)
                                        for section, values in changes.items()}))
+
+
+def ledgers_of(server: Config) -> Path:
+    """Where the ledgers of a server's engines lie, unless --ledger-dir says so."""
+    return engine_dir(server.runtime.name, server.runtime.run_dir) / LEDGERS
 
 
 def _within(folder: str | None, engine: str) -> str | None:

@@ -42,7 +42,7 @@ TICK = 0.002
 class NamedEngine(Scripted):
     """An engine that says its model's name."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, resume_timeout: float) -> None:
         super().__init__([f"I am {run_dir.name}."])
         self.model = run_dir.name
         self.closed = False
