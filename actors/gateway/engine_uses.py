@@ -329,7 +329,7 @@ class EngineUses:
         if refused.code == "engine_failed" or not rundir.is_running(Path(path)):
             known = self._engines.pop(path, None)
             if known is not None:  # else another use of it has ended before
-                known.engine.client.give_up(refused.message)
+                known.engine.give_up(refused.message)
 
     async def close(self) -> None:
         """Disconnects: the manager forgets the uses. Aborts what the engines work on."""
