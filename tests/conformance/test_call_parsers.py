@@ -52,16 +52,16 @@ DIFFERENCES: dict[tuple[str, str], tuple[float, float, str]] = {
     ("vllm", "xlam"): (0.3, 0, _TEXT), ("vllm", "gigachat3"): (0.4, 0.4, _ONE),
     ("vllm", "functiongemma"): (0.3, 0.2, "reads arguments that are texts alone, at any depth"),
     ("vllm", "gemma4"): (0.4, 0, _MERGED),
-    ("sglang", "cohere_command4"): (1, 0.4, _MERGED), ("sglang", "deepseekv3"): (1, 0.7, _CUT),
+    ("sglang", "cohere_command4"): (
+        0.6, 0.4, "leaves marks around the text, and numbers calls by their tool"),
+    ("sglang", "deepseekv3"): (1, 0.7, _CUT),
     ("sglang", "deepseekv31"): (1, 0.7, _CUT), ("sglang", "glm"): (1, 0.7, _CUT),
     ("sglang", "glm45"): (1, 0.7, _CUT), ("sglang", "ling3"): (1, 0.7, _CUT),
     ("sglang", "qwen"): (1, 0.7, _CUT), ("sglang", "qwen25"): (1, 0.7, _CUT),
     ("sglang", "trinity"): (1, 0.6, _CUT), ("sglang", "pythonic"): (1, 0.7, _MERGED),
-    ("sglang", "glm47"): (0, 0.7, "reads no line end behind the name, where the text is whole"),
     ("sglang", "gpt-oss"): (0.2, 0.7, "reads one call alone where several follow on each other"),
     ("sglang", "llama3"): (0.3, 0.5, "ends the calls at the first `;` behind an object"),
-    ("sglang", "spark25"): (0, 0, "wants the value right behind the key"),
-    ("sglang", "interns1"): (0, 0, "wants a space between the two marks"),
+    ("sglang", "interns1"): (1, 0.5, _ONE),
     ("sglang", "gigachat3"): (0.4, 0.4, _ONE), ("sglang", "gemma4"): (0.7, 0.3, _MERGED)}
 """(engine, parser) -> the least share of texts that are read alike, whole and in pieces, and what
 the other one does where they are not."""
