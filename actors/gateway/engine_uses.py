@@ -226,8 +226,8 @@ class EngineUses:
         if info.state != "ready":
             return info
         try:
-            engine = await self._engine(UseReady("", info.name, info.run_dir))
-            status = await engine.client.status(STATUS_SECONDS)
+            known = await self._engine(UseReady("", info.name, info.run_dir))
+            status = await known.engine.client.status(STATUS_SECONDS)
         except ActoriumError:  # it ends, or recovers
             return info
         sleeps = activity_of(status.actors) == SLEEPING
