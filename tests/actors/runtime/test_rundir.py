@@ -173,3 +173,16 @@ def test_a_rewritten_file_looks_the_same(base: Path) -> None:
     after = file.stat()
     assert file.read_bytes() == b"short"
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
+def test_the_ledgers_of_a_server_s_engines_go_with_its_run_directory(tmp_path: Path) -> None:
+    ledgers = tmp_path / "s" / "ledgers"
+    (ledgers / "s.a").mkdir(parents=True, mode=0o700)
+    for name in ("lock", "0001.seg"):
+        (ledgers / "s.a" / name).touch()
+    (ledgers / "notes").touch()
+    with pytest.raises(BadConfig, match="'ledgers', which is no engine's file"):
+        RunDir("s", str(tmp_path))
+    (ledgers / "notes").unlink()
+    RunDir("s", str(tmp_path)).close()
+    assert list(tmp_path.iterdir()) == []
