@@ -23,9 +23,12 @@ COMMENTS_ONLY = b"\xc0"
 class ChosenEngine:
     """The engine of a request."""
 
-    def __init__(self, gateway: GatewayState, sets_keep_alive: bool = True) -> None:
-        """sets_keep_alive: the caller may say how long the engine stays; else its model does."""
-        self._models, self._sets_keep_alive = gateway.models, sets_keep_alive
+    def __init__(self, gateway: GatewayState, tenant: str = "", sets_keep_alive: bool = True
+                 ) -> None:
+        """tenant: the caller's; sets_keep_alive: the caller may say how long the engine stays; else
+        its model does."""
+        self._models = gateway.models
+        self._tenant, self._sets_keep_alive = tenant, sets_keep_alive
         self._engine = gateway.engine if gateway.models is None else None
         self._use: EngineUse | None = None
         """Of the engine, where the server has several."""
@@ -73,7 +76,7 @@ class ChosenEngine:
         assert self._models is not None
         if self._use is None:
             report = self._report if stream and self.comment is not None else None
-            self._use = await self._models.use(name, keep_alive, wait, report)
+            self._use = await self._models.use(name, keep_alive, wait, report, self._tenant)
             self._engine, self._name = self._use.engine, name
             if self.waits_for_recovery:
                 await self._engine.gate.enter()

@@ -85,7 +85,7 @@ class EngineCall:
         self.tenant, self.admin = tenant, admin
         self.administers = admin or gateway.settings.admin_key is None
         """The caller may do what routes with `Access.ADMIN` do."""
-        self.chosen = ChosenEngine(gateway, self.administers)
+        self.chosen = ChosenEngine(gateway, tenant, self.administers)
         self.began = monotonic()
         """CLOCK_MONOTONIC seconds."""
         self.created = int(time())

@@ -138,7 +138,7 @@ class EngineUses:
     # --- uses ---
 
     async def use(self, name: str, keep_alive: float | None = None, wait: float | None = None,
-                  report: Report | None = None) -> EngineUse:
+                  report: Report | None = None, tenant: str = "") -> EngineUse:
         """Returns a use of the engine of a model, which is started unless it runs.
 
         name: a served one, empty = the default model; keep_alive: seconds for which the engine
@@ -146,7 +146,7 @@ class EngineUses:
         seconds that this may take, None = as --models-wait says. Raises `HttpError` where the
         manager refuses.
         """
-        pending = PendingUse(ModelUse(self._new_id(), name[:1024], keep_alive))
+        pending = PendingUse(ModelUse(self._new_id(), name[:1024], keep_alive, tenant))
         use_id = pending.use.id
         self._uses[use_id] = pending
         granted = False

@@ -125,7 +125,7 @@ class ManagerCore(Core):
         self.uses.add(record, now)
         if self._draining:
             self._refuse(record, "unavailable", "the server is stopping")
-        elif self.uses.waiting_count > self._queue:
+        elif self.uses.waiting_count > self._queue and not self.uses.has_share(use, self._queue):
             self._refuse(record, "queue_full",
                          f"{self._queue} requests already wait for models (--models-queue)")
         elif (model := self.models.find(use.name)) is not None:

@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from actorium.actors.messages import Message, Rid, Seconds, Short
+from actorium.actors.messages import Message, Rid, Seconds, Short, Tenant
 
 KEEP_USES_SECONDS = 2.0
 LEASE_SECONDS = 10.0
@@ -49,6 +49,8 @@ class ModelUse(Struct, frozen=True, array_like=True, forbid_unknown_fields=True,
     """A served name, with or without `:latest`; empty = the default model."""
     keep_alive: KeepAlive | None = None
     """Replaces the model's; None = it stays what it was."""
+    tenant: Tenant = ""
+    """Whose request it is: where the queue is full, each tenant has a share of it."""
 
 
 # --- client -> manager (front) -------------------------------------------------------------------

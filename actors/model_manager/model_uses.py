@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from actorium.actors.model_manager.manager_messages import (
@@ -61,6 +62,12 @@ class ModelUses:
     @property
     def waiting_count(self) -> int:
         return len(self._waiting)
+
+    def has_share(self, use: ModelUse, places: int) -> bool:
+        """Returns whether the tenant of a use that waits has no more than its part of the places,
+        which are divided between the tenants that wait."""
+        tenants = Counter(waiting.use.tenant for waiting in self._waiting.values())
+        return tenants[use.tenant] <= places // len(tenants)
 
     def is_waiting(self, use: UseRecord) -> bool:
         return use.key in self._waiting

@@ -481,3 +481,20 @@ def test_a_constant_stream_of_uses_starves_nobody() -> None:
         if waits in world.held:
             break
     assert waits in world.held
+
+
+def test_a_tenant_that_fills_the_queue_leaves_places_for_others() -> None:
+    world = PretendedEngines({"a": GB, "b": GB}, EngineLimits(GB))
+    world.use("a")  # and stays: all others wait
+
+    def asks(tenant: str, count: int) -> int:
+        """Returns how many of its uses are refused."""
+        for number in range(count):
+            world.core.on_client(b"gateway", UseModel(ModelUse(f"{tenant}{number}", "b",
+                                                               tenant=tenant)), world.now)
+        return sum(getattr(send.message, "code", "") == "queue_full"
+                   for send in world.core.on_wake(world.now))
+
+    assert asks("ann", 130) == 30
+    assert asks("bob", 60) == 10 and asks("eve", 40) == 7
+    assert asks("ann", 1) == 0  # the same use again
