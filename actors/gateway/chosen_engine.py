@@ -58,8 +58,11 @@ class ChosenEngine:
     async def _model_of_several(self, body: Any) -> ServedModel:
         given = getattr(body, "keep_alive", None)
         keep_alive = None if given is None else checked_keep_alive(given)
+        timeout = getattr(body, "timeout", None)
+        if timeout is not None and not timeout >= 0:
+            raise bad_field("timeout", f"must not be negative, got {timeout:g}")
         await self.choose(body.model or "", keep_alive if self._sets_keep_alive else None,
-                          getattr(body, "timeout", None), getattr(body, "stream", False))
+                          timeout, getattr(body, "stream", False))
         return await self.engine.served_model()
 
     async def choose(self, name: str, keep_alive: float | None = None, wait: float | None = None,

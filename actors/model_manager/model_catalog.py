@@ -38,6 +38,8 @@ OF_PARSERS = ("tool_call_parser", "reasoning_parser")
 OF_THE_SERVER = ("name", "run_dir", "listen", "keys_dir")
 """What an engine's configuration cannot have of its own, besides [models], [cluster] and the rest
 of [gateway]."""
+MAX_NAME = 256
+"""Characters of a model's name."""
 LONGEST_NAME = 40
 """Of an engine; see `validation`."""
 
@@ -93,7 +95,7 @@ class ModelCatalog:
             return
         yield from self._ggufs_of(self._folder, "")
         for child in children:
-            if child.name.startswith(".") or not child.is_dir():
+            if not _is_name(child.name) or not child.is_dir():
                 continue
             if (child / "config.json").is_file():
                 yield child.name, str(child)
@@ -104,7 +106,8 @@ class ModelCatalog:
     @staticmethod
     def _ggufs_of(folder: Path, prefix: str) -> Iterator[tuple[str, str]]:
         try:
-            files = [file.name for file in folder.iterdir() if not file.name.startswith(".")]
+            files = [file.name for file in folder.iterdir()
+                     if _is_name(file.name) and file.is_file()]
         except OSError:
             return
         for stem, parts in gguf_by_model(files).items():
@@ -135,8 +138,8 @@ class ModelCatalog:
 
     def _of_table(self, name: str, table: dict[str, Any], folder: Path) -> CatalogEntry:
         """Raises `BadConfig` and `ValueError`, naming the key."""
-        if not (0 < len(name) <= 256 and name.isprintable()):
-            raise ValueError("a name must have 1 to 256 printable characters")
+        if not (0 < len(name) <= MAX_NAME and name.isprintable()):
+            raise ValueError(f"a name must have 1 to {MAX_NAME} printable characters")
         values = {key.replace("-", "_"): value for key, value in table.items()}
         model = values.pop("model", name)
         if not isinstance(model, str) or not model:
@@ -206,6 +209,12 @@ def engine_config(server: Config, name: str, flags: Any, model: str, engine_of: 
         changes.setdefault(sources.fields()[field].section, {})[field] = given.value
     return validate(replace(config, **{section: replace(getattr(config, section), **values)
                                        for section, values in changes.items()}))
+
+
+def _is_name(file: str) -> bool:
+    """Returns whether a file's name may be a model's: lists could not show those of bytes that are
+    no UTF-8."""
+    return not file.startswith(".") and len(file) <= MAX_NAME and file.isprintable()
 
 
 def _within(folder: str | None, engine: str) -> str | None:

@@ -67,7 +67,7 @@ def expiry(given: dict[str, Any] | None, field: str) -> float | None:
     seconds = str(given.get("seconds", ""))
     if given.get("anchor") != "created_at":
         raise bad_field(f"{field}.anchor", "must be created_at")
-    if not seconds.isdecimal() or not MIN_EXPIRY <= int(seconds) <= MAX_EXPIRY:
+    if not MIN_EXPIRY <= whole_number(seconds) <= MAX_EXPIRY:
         raise bad_field(f"{field}.seconds", f"must be between {MIN_EXPIRY} and {MAX_EXPIRY}")
     return float(seconds)
 
@@ -82,10 +82,11 @@ def _temporary(store: FileStore) -> Iterator[Path]:
 
 
 async def _receive(http: HttpRequest, store: FileStore, path: Path) -> None:
-    """Writes the body to a file. Each MiB has `body_timeout`. Raises `HttpError` 400, 408, 413."""
+    """Writes the body to a file. Each MiB has `body_timeout`, and room beside all other uploads
+    that come meanwhile. Raises `HttpError` 400, 408, 413."""
     limit = min(MAX_FILE, max(await store.room(), 0)) + SLACK
     declared = http.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit:
+    if whole_number(declared) > limit:
         raise _too_large(limit)
     seconds = call_of(http).gateway.settings.body_timeout
     size, loop = 0, asyncio.get_running_loop()
@@ -93,10 +94,13 @@ async def _receive(http: HttpRequest, store: FileStore, path: Path) -> None:
         with path.open("xb", buffering=PART) as file:
             async with asyncio.timeout(seconds) as timeout:
                 async for part in http.stream():
-                    if (size + len(part)) // PART > size // PART:
-                        timeout.reschedule(loop.time() + seconds)
+                    begins_mib = (size + len(part)) // PART > size // PART
                     size += len(part)
                     store.receiving += len(part)
+                    if begins_mib:
+                        timeout.reschedule(loop.time() + seconds)
+                        if await store.room() < -SLACK:
+                            raise full()
                     if size > limit:
                         raise _too_large(limit)
                     file.write(part)
@@ -172,10 +176,16 @@ async def listed(http: HttpRequest) -> Response:
 
 def limit_of(http: HttpRequest, default: int, most: int) -> int:
     """Returns how many the caller wants to see at once. Raises `HttpError`."""
-    limit = http.query_params.get("limit", str(default))
-    if not limit.isdecimal() or not 1 <= int(limit) <= most:
+    limit = whole_number(http.query_params.get("limit", str(default)))
+    if not 1 <= limit <= most:
         raise bad_field("limit", f"must be between 1 and {most}")
-    return int(limit)
+    return limit
+
+
+def whole_number(text: str) -> int:
+    """Returns a number of at most 15 digits, -1 for any other text. (Python raises `ValueError` for
+    more digits than 4,300.)"""
+    return int(text) if len(text) <= 15 and text.isascii() and text.isdecimal() else -1
 
 
 def page_of(items: Any, limit: int) -> Response:

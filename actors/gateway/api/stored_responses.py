@@ -10,6 +10,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response as HttpResponse
 
+from actorium.actors.gateway.api.files import limit_of
 from actorium.actors.gateway.api.response_store import (
     OFF,
     RUNNING,
@@ -26,7 +27,7 @@ from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError, bad_field
 from actorium.actors.gateway.http.replies import JsonReply, encode_json
 
-MAX_LISTED = 100
+DEFAULT_LISTED, MAX_LISTED = 20, 100
 
 
 async def resolved(store: ResponseStore | None, tenant: str, items: list[InputItem],
@@ -123,18 +124,16 @@ async def input_items(http: HttpRequest) -> HttpResponse:
     """Handles GET `/v1/responses/{id}/input_items`: the request's own items, the last first."""
     items: list[dict[str, Any]] = msgspec.json.decode((await _stored(http)).input)
     query = http.query_params
-    order, limit = query.get("order", "desc"), query.get("limit", "20")
+    order, limit = query.get("order", "desc"), limit_of(http, DEFAULT_LISTED, MAX_LISTED)
     if order not in ("asc", "desc"):
         raise bad_field("order", "must be asc or desc")
-    if not limit.isdecimal() or not 1 <= int(limit) <= MAX_LISTED:
-        raise bad_field("limit", f"must be between 1 and {MAX_LISTED}")
     listed = items if order == "asc" else items[::-1]
     if (after := query.get("after")) is not None:
         places = [place for place, item in enumerate(listed) if item["id"] == after]
         if not places:
             raise bad_field("after", f"there is no item {after[:100]!r}")
         listed = listed[places[0] + 1:]
-    shown = listed[:int(limit)]
+    shown = listed[:limit]
     return JsonReply({
         "object": "list", "data": shown, "has_more": len(shown) < len(listed),
         "first_id": shown[0]["id"] if shown else None,

@@ -7,7 +7,7 @@ null, and `error` has a code and a message, where no request was made. Pure.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Raw, Struct
@@ -50,11 +50,12 @@ class BatchLine(NamedTuple):
 
 
 class _Line(Struct):
-    """What may stand in a line."""
+    """What may stand in a line: undecoded, since 32 MiB of empty lists take a GiB, and seconds in
+    which the process answers nobody."""
 
-    custom_id: Any = None
-    method: Any = None
-    url: Any = None
+    custom_id: Raw = Raw(b"null")
+    method: Raw = Raw(b"null")
+    url: Raw = Raw(b"null")
     body: Raw = Raw(b"null")
 
 
@@ -85,11 +86,12 @@ class LineResult(Struct, kw_only=True):
 class _Streaming(Struct):
     """The fields of bodies whose answers are no whole ones."""
 
-    stream: Any = None
-    background: Any = None
+    stream: Raw = Raw(b"null")
+    background: Raw = Raw(b"null")
 
 
 _decode = msgspec.json.Decoder(_Line).decode
+_decode_text = msgspec.json.Decoder(str).decode
 _decode_streaming = msgspec.json.Decoder(_Streaming).decode
 decode_result = msgspec.json.Decoder(LineResult).decode
 
@@ -100,30 +102,41 @@ def parse_line(number: int, data: bytes) -> BatchLine:
         return BatchLine(number, "", "", b"", f"longer than {MAX_LINE_BYTES} bytes")
     try:
         line = _decode(data)
+        custom_id, url = _text(line.custom_id), _text(line.url)
+        return BatchLine(number, custom_id or "", url or "", bytes(line.body),
+                         _wrong(line, custom_id, url))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return BatchLine(number, "", "", b"", f"not a JSON object: {error or 'nested too deeply'}")
-    custom_id = line.custom_id if isinstance(line.custom_id, str) else ""
-    url = line.url if isinstance(line.url, str) else ""
-    return BatchLine(number, custom_id, url, bytes(line.body), _wrong(line))
 
 
-def _wrong(line: _Line) -> str:
-    if not isinstance(line.custom_id, str) or not 0 < len(line.custom_id) <= MAX_ID:
+def _text(value: Raw) -> str | None:
+    """Returns a text of JSON; None for any other value."""
+    return _decode_text(value) if bytes(value).startswith(b'"') else None
+
+
+def _wrong(line: _Line, custom_id: str | None, url: str | None) -> str:
+    if custom_id is None or not 0 < len(custom_id) <= MAX_ID:
         return f"custom_id: must be a text of 1 to {MAX_ID} characters"
-    if line.method != "POST":
-        return f"method: must be POST, got {str(line.method)[:100]!r}"
-    if not isinstance(line.url, str) or not is_endpoint(line.url):
-        return f"url: {str(line.url)[:100]!r} is not one of {SHOWN}"
+    if _text(line.method) != "POST":
+        return f"method: must be POST, got {_shown(line.method)}"
+    if url is None or not is_endpoint(url):
+        return f"url: {_shown(line.url)} is not one of {SHOWN}"
     try:
         body = _decode_streaming(line.body)
     except msgspec.MsgspecError:
         return "body: must be a JSON object"
     for name in ("stream", "background"):
-        if getattr(body, name):
+        if bytes(getattr(body, name)) not in (b"null", b"false"):
             return f"body.{name}: a batch's answers are whole"
     if body.stream is None and find(line.url).errors is ErrorStyle.OLLAMA:
         return "body.stream: must be false: a batch's answers are whole, this route's are streams"
     return ""
+
+
+def _shown(value: Raw) -> str:
+    """Returns the beginning of a value of JSON, for an error."""
+    text = _text(value)
+    return bytes(value)[:100].decode(errors="replace") if text is None else repr(text[:100])
 
 
 def is_endpoint(url: str) -> bool:

@@ -159,6 +159,8 @@ class FileStore:
         file = FileObject(id=f"file-{os.urandom(12).hex()}", bytes=size, created_at=now,
                           expires_at=now + int(seconds), filename=filename, purpose=purpose)
 
+        encoded = _encode(file)
+
         def add() -> None:
             self._db.execute("BEGIN IMMEDIATE")
             count = self._db.execute("SELECT count(*) FROM files").fetchone()[0]
@@ -169,7 +171,7 @@ class FileStore:
             self._db.execute(
                 "INSERT INTO files(id, tenant, purpose, bytes, expires_at, object) "
                 "VALUES(?, ?, ?, ?, ?, ?)",
-                (file.id, tenant, purpose, size, file.expires_at, _encode(file)))
+                (file.id, tenant, purpose, size, file.expires_at, encoded))
 
         await asyncio.to_thread(_sync, path)
         await self._run(add)

@@ -30,6 +30,7 @@ from actorium.actors.gateway.parsers.parameter_form import (
     begins_function,
     expression,
     goes_on_like_call,
+    parameter_name,
     present,
     without_broken_end,
 )
@@ -173,7 +174,7 @@ class ParameterCallsParser(StateParser):
 
     def _in_name(self, _out: list[MessagePart]) -> bool:
         form = self._form
-        name = expression(form, "parameter").match(self._text)
+        name = parameter_name(form, self._text)
         if name is None:
             ended = first_of(self._text, present(form.parameter, form.function_end, form.close))
             if ended or len(self._text) > MAX_NAME_TEXT:

@@ -14,6 +14,7 @@ from actorium.actors.gateway.parsers.parts import SPACE, partial_mark
 _WORD = re.compile(r"\S")
 _MAYBE_NAME = re.compile(r"\s*[\"']?[^<>\"'\s]{0,256}[\"']?\s*(?:<[^<>]{0,64})?")
 """A function's name of which the end has not come."""
+_NAME_END = re.compile(r"[>\n]")
 MAX_NAME_TEXT = 1024
 """Characters of a parameter's name and the marks around it; a longer one is passed over."""
 
@@ -170,7 +171,7 @@ class ValueEnd:
 
     def _next_begins(self, text: str, at: int) -> bool | None:
         """Returns whether the next parameter begins, or one that is quoted."""
-        name = expression(self._form, "parameter").match(text, at)
+        name = parameter_name(self._form, text, at)
         if name is None:
             return False if self._last or len(text) > at + MAX_NAME_TEXT else None
         known = self._next_names is None or name[1].strip() in self._next_names
@@ -188,6 +189,15 @@ class ValueEnd:
         if not found:
             return False
         return self._goes_on(text, text.index(found, at) + len(found), then) if then else True
+
+
+def parameter_name(form: ParameterForm, text: str, at: int = 0) -> re.Match[str] | None:
+    """Returns a parameter's name, behind its mark, and what ends it."""
+    end = at + MAX_NAME_TEXT
+    # Without an end, the expression would try each place for each of its parts.
+    if _NAME_END.search(text, at, end) is None:
+        return None
+    return expression(form, "parameter").match(text, at, end)
 
 
 def without_broken_end(form: ParameterForm, value: str) -> str:

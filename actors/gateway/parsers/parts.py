@@ -8,6 +8,7 @@ nothing is lost.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -72,17 +73,26 @@ class StateParser:
         """state: the first."""
         self._text = ""
         """That no state has taken yet."""
+        self._blank: list[str] = []
+        """White space that has come since."""
         self._state = state
 
     def feed(self, text: str) -> list[MessagePart]:
+        # States wait for what follows white space: each piece of it alone would be looked at again
+        # with all before it, and the time would grow with its square.
+        self._blank.append(text)
+        return [] if text.isspace() else self._step()
+
+    def _step(self) -> list[MessagePart]:
         out: list[MessagePart] = []
-        self._text += text
+        self._text += "".join(self._blank)
+        self._blank.clear()
         while self._text and self._state(out):
             pass
         return out
 
     def end(self, cut: bool = False) -> list[MessagePart]:
-        out: list[MessagePart] = []
+        out = self._step() if self._blank else []
         self._finish(out, cut)
         self._text = ""
         return out
@@ -147,6 +157,9 @@ def parse_all(machine: OutputParser, text: str, cut: bool = False) -> list[Messa
 
 
 SPACE = " \t\r\n"
+_BLANKS = re.compile(f"[{SPACE}]*")
+MAX_CLOSERS = 64
+"""Closing marks behind one call; more of them are text."""
 
 
 def partial_mark(text: str, marks: Sequence[str]) -> int:
@@ -226,11 +239,14 @@ class TextAroundCalls:
 def after_call(text: str, closers: Sequence[str]) -> str | None:
     """Returns the text after a call without the closing marks, of which models write too few and
     too many; None = not certain yet."""
-    while True:
-        rest = text.lstrip(SPACE)
-        if any(len(rest) < len(mark) and mark.startswith(rest) for mark in closers):
+    at = 0
+    for _ in range(MAX_CLOSERS):  # all of them are looked at again with each piece of text
+        start = _BLANKS.match(text, at).end()  # type: ignore[union-attr]
+        if any(len(text) - start < len(mark) and mark.startswith(text[start:])
+               for mark in closers):
             return None
-        found = next((mark for mark in closers if rest.startswith(mark)), None)
+        found = next((mark for mark in closers if text.startswith(mark, start)), None)
         if found is None:
-            return text
-        text = rest.removeprefix(found)
+            break
+        at = start + len(found)
+    return text[at:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -193,3 +194,14 @@ def test_engines_are_planned_by_the_command_once(tmp_path: Path,
     [changed] = own.scan()
     refused = plans.plan(changed, 0)
     assert "config.json is not a JSON object" in refused.reason
+
+
+def test_files_that_cannot_be_models_are_left_out(tmp_path: Path) -> None:
+    """Lists could not show a name of other bytes than UTF-8, and a pipe would be read for ever."""
+    folder = tmp_path / "models"
+    for name in (b"plain", b"no \xff utf-8", b"two\nlines", b"x" * 255):
+        write_model(Path(os.fsdecode(bytes(folder) + b"/" + name)))
+    os.mkfifo(folder / "pipe.gguf")
+    (folder / "folder.gguf").mkdir()
+    names = [entry.name for entry in catalog(tmp_path, folder=folder).scan()]
+    assert names == ["plain", "x" * 255]

@@ -115,3 +115,16 @@ def test_only_the_administrator_says_how_long_engines_stay(
                         sets and keep_alive == 0)
 
     asyncio.run(run())
+
+
+@pytest.mark.mended("a negative timeout was a message that the model manager does not understand: "
+                    "it was answered after 13 seconds, with a 503")
+def test_a_timeout_that_has_passed_before_it_began(tmp_path: Path,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with several_models(monkeypatch, tmp_path, "ant") as one:
+            answer = await one.chat("ant", timeout=-1)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == "timeout"
+
+    asyncio.run(run())
