@@ -101,6 +101,11 @@ class AsyncClient(ClientCalls):
                  key: str | os.PathLike[str] | None = None) -> None:
         super().__init__(AsyncioSession(locate(target, run_dir, key), tenant, resume_timeout))
 
+    def give_up(self, reason: str) -> None:
+        """Has everything that waits for the engine fail with `EngineUnavailable` and this reason:
+        no other engine will run there. (A later call connects again.)"""
+        self._session.drop(EngineUnavailable(reason))
+
     async def __aenter__(self) -> AsyncClient:
         return self
 

@@ -93,8 +93,8 @@ class Client:
     where names are looked up (default: as the engine's own `--run-dir`). `tenant` is whose requests
     these are (see `Request.tenant`). When an actor of the engine dies and comes back, requests go
     on; when the whole engine ends, they fail unless another one with the same name and ledger
-    appears within `resume_timeout` seconds. Raises `InvalidRequest` on a bad tenant or timeout,
-    `BadConfig` on a bad key.
+    appears within `resume_timeout` seconds; calls made meanwhile wait for it, too. Raises
+    `InvalidRequest` on a bad tenant or timeout, `BadConfig` on a bad key.
     """
 
     def __init__(self, target: str | os.PathLike[str] = "default", run_dir: str | None = None,

@@ -44,7 +44,8 @@ class ClientSession:
     the engine was restarted.
 
     When an actor of the engine dies and comes back, requests go on. When the whole engine ends,
-    they fail, unless another one runs there within `resume_timeout` seconds and knows them.
+    they fail, unless another one runs there within `resume_timeout` seconds and knows them; what is
+    asked meanwhile waits for it.
     """
 
     cancelled: type[BaseException] | tuple[()] = ()
@@ -60,6 +61,8 @@ class ClientSession:
         self._resume_timeout = resume_timeout
         self._resume_until: float | None = None
         """Until when another engine is waited for; None = the last one did not end."""
+        self._end: EngineUnavailable | None = None
+        """Why nothing is waited for any more; None = connected, or never was."""
         self._identity = b""
         """Under which the engine that ended knew this client."""
         self.last_heard = monotonic()
@@ -84,7 +87,7 @@ class ClientSession:
         """All sockets are about to be closed."""
 
     def _on_send(self) -> None:
-        """Something was sent."""
+        """Something was sent, or waits for another engine."""
 
     # --- sending ---
 
@@ -101,8 +104,8 @@ class ClientSession:
             self.send(DETOKENIZER, encode(Attach(), "client"))
         mine = self._attaching
         await mine.wait(lambda: self._attaching is not mine)
-        if self.link is None:
-            raise self.target.ended_error()
+        if self.link is None and not self.resuming:
+            raise self._end or self.target.ended_error()
 
     async def call(self, front: str, question: Callable[[str], Any], timeout: float | None) -> Any:
         """The answer to the message that `question` makes of its rid. Raises what it is refused
@@ -121,10 +124,12 @@ class ClientSession:
         return call.result()
 
     def send(self, front: str, frame: bytes) -> None:
-        """Sends to a front that is connected. Raises `EngineUnavailable`."""
-        if self.link is None:
-            raise self.target.ended_error()
-        self.link.send(front, frame)
+        """Sends to a front that is connected, or has it sent once another engine runs. Raises
+        `EngineUnavailable`."""
+        if self.link is not None:
+            self.link.send(front, frame)
+        elif not self.resuming:
+            raise self._end or self.target.ended_error()
         self._on_send()
 
     def abort(self, aborts: Iterable[Abort]) -> None:
@@ -142,11 +147,14 @@ class ClientSession:
                 self.send(front, frame)
 
     def connect(self, *fronts: str) -> None:
-        """Connects to fronts that are not connected yet. Raises `EngineUnavailable`."""
+        """Connects to fronts that are not connected yet; later, while another engine is waited for.
+        Raises `EngineUnavailable`."""
+        if self.link is None and self.resuming and not self.target.may_run():
+            return
         if self.link is None:
             self.target.check_running()
             self.target.remember()
-            self.link = Link(self.target, self._identity)
+            self.link, self._end = Link(self.target, self._identity), None
             if self._resume_until is not None:
                 self._resume_until = None
                 self._send_all(self.core.renewed(monotonic()))
@@ -244,7 +252,7 @@ class ClientSession:
 
     def drop(self, error: EngineUnavailable) -> None:
         """Disconnects; everything that waits fails with this error."""
-        self._resume_until = None
+        self._resume_until, self._end = None, error
         self.core.fail_all(error)
         self._attached()
         self._disconnect()

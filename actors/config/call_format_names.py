@@ -5,7 +5,7 @@ from __future__ import annotations
 CALL_FORMATS = (
     "harmony", "gemma4", "functiongemma", "deepseek_v41", "deepseek_v4", "deepseek_v32",
     "deepseek_v3", "deepseek_v31", "kimi_k2", "mistral", "minimax_m2", "seed_oss", "step3", "hy_v3",
-    "glm45", "dots", "longcat", "iquest_q1", "apertus", "cohere_command3", "gigachat3", "lfm2",
+    "iquest_q1", "glm45", "dots", "longcat", "apertus", "cohere_command3", "gigachat3", "lfm2",
     "olmo3", "llama4_pythonic", "internlm", "granite", "granite-20b-fc", "phi4_mini_json",
     "ernie45", "jamba", "qwen3_coder", "mimo", "hermes", "llama3_json", "xlam", "pythonic")
 """The rows of `gateway/parsers/call_formats.py`, in their order."""

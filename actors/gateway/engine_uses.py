@@ -4,6 +4,10 @@ while a request needs it.
 Uses are leases (`model_manager/manager_messages.py`): all of them are sent again every
 `KEEP_USES_SECONDS`, from which a manager that was started again learns of them. So nothing here
 depends on what a dead manager may have received.
+
+An engine that ends while it is used is started again, in the same run directory and with the same
+ledger. Its client waits for that and goes on with its requests (`client/session.py`), so its uses
+stay granted; they end only when the manager refuses them after all.
 """
 
 from __future__ import annotations
@@ -104,11 +108,14 @@ class PendingQuestion(NamedTuple):
     answers: asyncio.Queue[Any]
 
 
-class KnownEngine(NamedTuple):
+class KnownEngine:
     """An engine that has been used, and the stamp of its configuration's file."""
 
-    stamp: tuple[int, int]
-    engine: ServedEngine
+    def __init__(self, stamp: tuple[int, int], engine: ServedEngine) -> None:
+        self.stamp, self.engine = stamp, engine
+        self.uses = 0
+        """Granted uses. While there are any, the next engine in its run directory is the same one,
+        started again."""
 
 
 class EngineUses:
@@ -149,9 +156,9 @@ class EngineUses:
             if isinstance(pending.answer, UseRefused):
                 raise refusal(pending.answer)
             assert pending.answer is not None
-            engine = await self._engine(pending.answer)
-            granted = True
-            return EngineUse(engine, lambda: self._release(use_id))
+            known = await self._engine(pending.answer)
+            known.uses, granted = known.uses + 1, True
+            return EngineUse(known.engine, lambda: self._end_use(use_id, known))
         finally:
             if not granted:
                 self._release(use_id)
@@ -168,24 +175,29 @@ class EngineUses:
             if report is not None:
                 await report(pending.progress)
 
+    def _end_use(self, use_id: str, known: KnownEngine) -> None:
+        known.uses -= 1
+        self._release(use_id)
+
     def _release(self, use_id: str) -> None:
         if self._uses.pop(use_id, None) is not None and self._socket is not None:
             self._send(ReleaseModel(use_id))
 
-    async def _engine(self, ready: UseReady) -> ServedEngine:
-        """Returns the engine in a run directory: another one, if its launcher is another one."""
+    async def _engine(self, ready: UseReady) -> KnownEngine:
+        """Returns the engine in a run directory: another one, if its launcher is another one and
+        nobody uses the one before."""
         path = Path(ready.run_dir)
         try:
             stat = (path / "config.json").stat()
             stamp = stat.st_ino, stat.st_mtime_ns
             known = self._engines.get(ready.run_dir)
-            if known is not None and known.stamp == stamp:
-                return known.engine
+            if known is not None and (known.uses or known.stamp == stamp):
+                return known
             config = load(private_paths.read_file(path / "config.json"))
         except (OSError, private_paths.UnsafePath) as error:
             raise EngineUnavailable(f"the engine of {ready.model!r} has ended: {error}") from None
-        engine = ServedEngine(config, path, self._patience)
-        self._engines[ready.run_dir] = KnownEngine(stamp, engine)
+        engine = KnownEngine(stamp, ServedEngine(config, path, self._patience, self._wait))
+        self._engines[ready.run_dir] = engine
         if known is not None:
             await known.engine.close()
         return engine
@@ -214,8 +226,8 @@ class EngineUses:
         if info.state != "ready":
             return info
         try:
-            engine = await self._engine(UseReady("", info.name, info.run_dir))
-            status = await engine.client.status(STATUS_SECONDS)
+            known = await self._engine(UseReady("", info.name, info.run_dir))
+            status = await known.engine.client.status(STATUS_SECONDS)
         except ActoriumError:  # it ends, or recovers
             return info
         sleeps = activity_of(status.actors) == SLEEPING
@@ -290,7 +302,7 @@ class EngineUses:
         """Renews the leases, and asks again what was not answered."""
         self._keeping = None
         for path, known in list(self._engines.items()):
-            if not rundir.is_running(Path(path)):
+            if not known.uses and not rundir.is_running(Path(path)):
                 del self._engines[path]
                 asyncio.ensure_future(known.engine.close())
         if self._uses:
@@ -319,11 +331,21 @@ class EngineUses:
                 pending.answer = message
                 pending.answered.set()
             elif isinstance(message, UseRefused):
-                del self._uses[message.id]  # its engine has ended, which its client notices
+                self._on_lost(pending, message)
             return
         name = message.id if isinstance(message, UseRefused) else getattr(message, "rid", "")
         if (question := self._questions.get(name)) is not None:
             question.answers.put_nowait(message)
+
+    def _on_lost(self, pending: PendingUse, refused: UseRefused) -> None:
+        """A use that was granted has ended, as its engine has, which is not started again."""
+        del self._uses[pending.use.id]
+        assert isinstance(pending.answer, UseReady)
+        path = pending.answer.run_dir
+        if refused.code == "engine_failed" or not rundir.is_running(Path(path)):
+            known = self._engines.pop(path, None)
+            if known is not None:  # else another use of it has ended before
+                known.engine.give_up(refused.message)
 
     async def close(self) -> None:
         """Disconnects: the manager forgets the uses. Aborts what the engines work on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from time import monotonic
@@ -25,12 +26,16 @@ STATUS_SECONDS = 1.0
 class ServedEngine:
     """One engine, as a gateway uses it. Closed by `close`."""
 
-    def __init__(self, config: Config, run_dir: Path, patience: float) -> None:
-        """config, run_dir: the engine's; patience: seconds that requests wait while it recovers."""
+    def __init__(self, config: Config, run_dir: Path, patience: float,
+                 resume_timeout: float = 0.0) -> None:
+        """config, run_dir: the engine's; patience: seconds that requests wait while it recovers;
+        resume_timeout: seconds that they wait when the whole engine ends and is started again; 0 =
+        it is not."""
         self.config, self.run_dir = config, run_dir
-        self.client = AsyncClient(run_dir)
+        self.client = AsyncClient(run_dir, resume_timeout=resume_timeout)
         self.token_texts = TokenTexts(config)
-        self.gate = RecoveryGate(lambda: self.client.status(STATUS_SECONDS), patience)
+        self.gate = RecoveryGate(lambda: self.client.status(STATUS_SECONDS), patience,
+                                 comes_back=resume_timeout > 0)
         self._model: ServedModel | None = None
         self._asking_model = asyncio.Lock()
 
@@ -60,6 +65,11 @@ class ServedEngine:
                             f"{model.name!r} is", "model", code="model_not_found")
         return model
 
+    def give_up(self, reason: str) -> None:
+        """The engine has ended and is not started again: all that waits for it fails."""
+        self.gate.give_up(reason)
+        self.client.give_up(reason)
+
     async def close(self) -> None:
         """Aborts what is under way and disconnects."""
         await self.client.close()
@@ -85,9 +95,10 @@ def obstacle(status: Status) -> str:
 class RecoveryGate:
     """Holds requests back while the engine recovers."""
 
-    def __init__(self, ask: Callable[[], Awaitable[Status]], patience: float) -> None:
-        """ask: the watchdog; patience: seconds."""
-        self._ask, self._patience = ask, patience
+    def __init__(self, ask: Callable[[], Awaitable[Status]], patience: float,
+                 comes_back: bool = False) -> None:
+        """ask: the watchdog; patience: seconds; comes_back: what ends is started again."""
+        self._ask, self._patience, self._comes_back = ask, patience, comes_back
         self._asked = -float("inf")
         self._known = False
         """The watchdog has answered."""
@@ -122,6 +133,14 @@ class RecoveryGate:
             raise HttpError(503, f"the engine is not ready: {self._why}", None, SERVER,
                             "unavailable")
 
+    def give_up(self, reason: str) -> None:
+        """The engine will never be ready again."""
+        if self._looking is not None:
+            self._looking.cancel()
+        self._asked, self._since = math.inf, monotonic()
+        self._why, self._given_up = reason, True
+        self._open.set()
+
     async def _look(self) -> None:
         try:
             while await self._blocked():
@@ -132,7 +151,8 @@ class RecoveryGate:
     async def _blocked(self) -> bool:
         try:
             status = await self._ask()
-            why, self._given_up = obstacle(status), bool(status.error)
+            why = obstacle(status)
+            self._given_up = bool(status.error) and not self._comes_back
         except ActoriumError:  # the watchdog itself may be recovering: nothing has changed
             why = self._why
         self._asked, self._known = monotonic(), True

@@ -31,9 +31,17 @@ from actorium.actors.launcher.stopping import STOP_GRACE
 from actorium.actors.messages import Status
 from actorium.actors.model_manager.manager_core import ManagerCore
 from actorium.actors.model_manager.manager_messages import LEASE_SECONDS
+from actorium.actors.model_manager.model_catalog import ledgers_of
 from actorium.actors.model_manager.model_record import CatalogEntry
-from actorium.actors.runtime.process import describe_exit, kill_group, process_started, python
-from actorium.actors.runtime.rundir import base_dir, engine_dir, is_running
+from actorium.actors.runtime.process import (
+    describe_exit,
+    kill_group,
+    process_started,
+    processes_of_session,
+    python,
+    send_signal,
+)
+from actorium.actors.runtime.rundir import base_dir, engine_dir, is_running, remove_ledger
 from actorium.actors.runtime.security import private_paths
 
 LOG = logging.getLogger("actorium.models")
@@ -90,22 +98,23 @@ class EngineProcess:
 class EngineProcesses:
     """All engines of a manager. Its methods are called on the loop's thread."""
 
-    def __init__(self, core: ManagerCore, run_dir: str | None, engine_of: str,
+    def __init__(self, core: ManagerCore, config: Config, engine_of: str,
                  wake: Callable[[], None]) -> None:
-        """run_dir: the setting; engine_of: as of `owner_of_engines`; wake: has the core asked what
+        """config: the server's; engine_of: as of `owner_of_engines`; wake: has the core asked what
         to send."""
         self._core, self._wake = core, wake
-        self._run_dir, self._engine_of = run_dir, engine_of
+        self._run_dir, self._engine_of = config.runtime.run_dir, engine_of
+        self._ledgers = ledgers_of(config)
         self._engines: dict[str, EngineProcess] = {}
         self._server = os.getppid()
         self._server_fd = os.pidfd_open(self._server)
 
     # --- start ---
 
-    def start(self, entry: CatalogEntry) -> None:
-        """Starts a model's engine."""
+    def start(self, entry: CatalogEntry, continues: bool) -> None:
+        """Starts a model's engine. continues: with the requests of the one before."""
         engine = self._add(entry)
-        self._in_background(engine, self._run(engine))
+        self._in_background(engine, self._run(engine, continues))
 
     def adopt_all(self) -> None:
         """Goes on with the engines of the manager before; and a little later with those that had
@@ -159,7 +168,7 @@ class EngineProcesses:
         self._engines[entry.name] = engine
         return engine
 
-    async def _run(self, engine: EngineProcess) -> None:
+    async def _run(self, engine: EngineProcess, continues: bool) -> None:
         """From the start to the moment when it is ready. Its end is seen by its pidfd."""
         left = PREDECESSOR_SECONDS
         while is_running(engine.run_dir) and left > 0:
@@ -169,9 +178,12 @@ class EngineProcesses:
             await asyncio.sleep(LOOK_SECONDS)
             left -= LOOK_SECONDS
         try:
+            if not continues:
+                with contextlib.suppress(FileNotFoundError):
+                    remove_ledger(self._ledgers / engine.run_dir.name)
             self._spawn(engine)
         except OSError as error:
-            self._over(engine, f"cannot start a process: {error.strerror}")
+            self._over(engine, f"cannot start it: {error.strerror}")
             return
         await self._follow(engine)
 
@@ -259,20 +271,30 @@ class EngineProcesses:
 
     def _on_end(self, engine: EngineProcess) -> None:
         """Its launcher has ended."""
+        asyncio.get_running_loop().remove_reader(engine.pidfd)
         if engine.reports >= 0:
             self._on_reports(engine)
-        code = None
-        if engine.process is not None:
-            kill_group(engine.pid)
-            code = engine.process.wait()
+        if engine.task is not None:
+            engine.task.cancel()
+        self._in_background(engine, self._bury(engine))
+
+    async def _bury(self, engine: EngineProcess) -> None:
+        """Waits until the processes of an ended launcher have given their memory back, and reports
+        the engine's end."""
+        while left := processes_of_session(engine.pid):
+            for pid in left:  # the kernel has been told to do that when the launcher ended
+                send_signal(pid, signal.SIGKILL)
+            await asyncio.sleep(LOOK_SECONDS)
+        code = None if engine.process is None else engine.process.wait()
         other = None if engine.stopping else self._running_engine(engine.run_dir)
         reason = engine.reason or (f"its launcher {describe_exit(code)}" if code else "")
+        killed = not engine.reason and (code is None or code < 0)
         self._forget(engine)
         if other is not None:  # the manager before had started it, too, just as that ended
             with contextlib.suppress(ProcessLookupError):
                 self._adopt(engine.run_dir, other)
                 return
-        self._over(engine, reason)
+        self._over(engine, reason, killed)
 
     def _forget(self, engine: EngineProcess) -> None:
         self._close_reports(engine)
@@ -284,12 +306,12 @@ class EngineProcesses:
             if handle is not None:
                 handle.cancel()
 
-    def _over(self, engine: EngineProcess, reason: str) -> None:
+    def _over(self, engine: EngineProcess, reason: str, killed: bool = False) -> None:
         self._forget(engine)
         self._engines.pop(engine.entry.name, None)
         if not engine.stopping:
             LOG.warning("%s: its engine has ended: %s", engine.entry.name, reason or "no reason")
-        self._core.engine_ended(engine.entry.name, reason, monotonic())
+        self._core.engine_ended(engine.entry.name, reason, monotonic(), killed)
         self._wake()
 
 

@@ -77,8 +77,8 @@ class ModelManagerActor(CoreObserver):
         """On the loop's thread: engines of the manager before go on."""
         now = time.monotonic()
         self._core.set_catalog(self._catalog.scan(self._pulls.names), now)
-        self._engines = EngineProcesses(self._core, self._context.config.runtime.run_dir,
-                                        self._engine_of, self._wake)
+        self._engines = EngineProcesses(self._core, self._context.config, self._engine_of,
+                                        self._wake)
         if self._context.epoch > 1:
             self._engines.adopt_all()
         else:
@@ -95,7 +95,7 @@ class ModelManagerActor(CoreObserver):
                 case PlanEngine():
                     self._in_background(self._plan(order.entry))
                 case StartEngine():
-                    self._engines.start(order.entry)
+                    self._engines.start(order.entry, order.continues)
                 case StopEngine():
                     self._engines.stop(order.name)
                 case PullOrder():

@@ -144,8 +144,10 @@ class ManagerCore(Core):
             if self.uses.get((client, name)) is None:
                 self._add_use((client, name), use, None, now)
                 added = self.uses.get((client, name))
-                if added is not None and added.model is not None:
-                    added.renewed = now < added.model.in_doubt_until
+                if added is not None:
+                    added.continued = True
+                    added.renewed = (added.model is not None
+                                     and now < added.model.in_doubt_until)
 
     def _drop_use(self, key: UseKey, now: float) -> None:
         use = self.uses.remove(key)
@@ -238,12 +240,19 @@ class ManagerCore(Core):
             return
         model.state, model.detail, model.run_dir = "ready", "", run_dir
         model.ready_at = now
-        model.set_expiry(now)
+        if not model.in_use:
+            model.set_expiry(now)
 
-    def engine_ended(self, name: str, reason: str, now: float) -> None:
-        """The process of an engine has ended; reason: why, as far as it is known."""
+    def engine_ended(self, name: str, reason: str, now: float, killed: bool = False) -> None:
+        """The processes of an engine have ended; reason: why, as far as it is known; killed: not by
+        its own doing."""
         model = self.models.get(name)
         if model is None or not model.running:
+            return
+        if self._goes_on(model, killed, now):
+            model.state, model.detail, model.run_dir = "loading", "", ""
+            self._failures += 1
+            self._start_engine(model, True)
             return
         before, adopted = model.state, now < model.in_doubt_until
         for use in self.uses.granted_for(model):
@@ -259,6 +268,14 @@ class ManagerCore(Core):
             model.detail = reason or ENDED
         if not model.listed and not self.uses.waiting_for(model):
             self.models.remove(model)
+
+    def _goes_on(self, model: ModelRecord, killed: bool, now: float) -> bool:
+        """Whether an engine that has ended by itself is started again at once, in the memory that
+        it had: requests are under way there, or wait for it and it was killed while it started.
+        Not with other files: what it had begun would go on differently."""
+        wanted = model.in_use > 0 or (killed and bool(self.uses.waiting_for(model)))
+        return (wanted and model.state in ("loading", "ready") and not model.changed
+                and not self._draining and model.count_death(now))
 
     def report_pull(self, client: bytes, progress: PullProgress) -> None:
         """How the fetching of a model gets on."""
@@ -345,11 +362,14 @@ class ManagerCore(Core):
                     self._stop(victim)
             return False
         model.state, model.detail = "loading", ""
-        self._starts += 1
-        self._orders.append(StartEngine(model.entry))
+        self._start_engine(model, any(w.continued for w in self.uses.waiting_for(model)))
         if model.memory is None:
             self._plan(model)
         return True
+
+    def _start_engine(self, model: ModelRecord, continues: bool) -> None:
+        self._starts += 1
+        self._orders.append(StartEngine(model.entry, continues))
 
     def _plan_missing(self, wanted: ModelRecord) -> bool:
         """Orders the plans of this model and of those that run, as far as they are not known."""

@@ -21,6 +21,8 @@ class StartEngine(NamedTuple):
     """Start the engine; answered by `set_progress`, `engine_ready` and `engine_ended`."""
 
     entry: CatalogEntry
+    continues: bool = False
+    """Requests of the engine before may be under way: its ledger is kept."""
 
 
 class StopEngine(NamedTuple):

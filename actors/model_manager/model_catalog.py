@@ -29,6 +29,7 @@ from actorium.actors.models.model_names import (
     wheel_model_file,
 )
 from actorium.actors.models.obtain import named
+from actorium.actors.runtime.rundir import LEDGERS, engine_dir
 
 LOG = logging.getLogger("actorium.models")
 OF_THE_TABLE = ("keep_alive", "pinned", "load_on_start", "default")
@@ -194,7 +195,9 @@ def engine_config(server: Config, name: str, flags: Any, model: str, engine_of: 
             dict.fromkeys((name, *aliases)))),
         gateway=GatewayConfig(**parsers), probes=ProbeConfig(),
         models=ModelsConfig(engine_of=engine_of),
-        recovery=replace(recovery, ledger_dir=_within(recovery.ledger_dir, own),
+        # The ledger outlives the engine's own run directory: its next engine goes on with it.
+        recovery=replace(recovery, ledger_dir=_within(
+            recovery.ledger_dir or str(ledgers_of(server)), own),
                          # A process that waits to replace a dead actor would double an idle
                          # engine's memory.
                          fork_server="off" if recovery.fork_server == "auto"
@@ -215,6 +218,11 @@ def _is_name(file: str) -> bool:
     """Returns whether a file's name may be a model's: lists could not show those of bytes that are
     no UTF-8."""
     return not file.startswith(".") and len(file) <= MAX_NAME and file.isprintable()
+
+
+def ledgers_of(server: Config) -> Path:
+    """Where the ledgers of a server's engines lie, unless --ledger-dir says so."""
+    return engine_dir(server.runtime.name, server.runtime.run_dir) / LEDGERS
 
 
 def _within(folder: str | None, engine: str) -> str | None:

@@ -16,6 +16,9 @@ FIRST_RETRY, LAST_RETRY = 1.0, 60.0
 row."""
 STEADY_SECONDS = 30.0
 """An engine that ends by itself earlier than that counts as a failed start."""
+MAX_DEATHS, DEATHS_SECONDS = 3, 60.0
+"""So many ends of an engine by itself within so many seconds are the last: its requests fail. After
+those before it is started again for them."""
 
 
 class CatalogEntry(NamedTuple):
@@ -79,6 +82,8 @@ class ModelRecord:
         """Failed starts in a row."""
         self.retry_at = 0.0
         self.ready_at = 0.0
+        self.deaths: list[float] = []
+        """When its engine ended by itself, as far as that counts."""
 
     @property
     def name(self) -> str:
@@ -112,6 +117,12 @@ class ModelRecord:
         self.state, self.detail = "failed", reason
         self.failures += 1
         self.retry_at = now + min(LAST_RETRY, FIRST_RETRY * 2.0 ** (self.failures - 1))
+
+    def count_death(self, now: float) -> bool:
+        """Its engine has ended by itself. Returns whether it may be started again for its requests.
+        """
+        self.deaths = [when for when in self.deaths if when > now - DEATHS_SECONDS] + [now]
+        return len(self.deaths) < MAX_DEATHS
 
     def update(self, entry: CatalogEntry) -> None:
         """The catalog was read again."""

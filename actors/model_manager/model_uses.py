@@ -26,6 +26,8 @@ class UseRecord:
         self.model: ModelRecord | None = None
         """None = its name is looked for in a fresh catalog."""
         self.granted = False
+        self.continued = False
+        """Its client had it before this manager knew it."""
         self.renewed = False
         """An earlier manager may have granted it: its client has requests under way."""
         self.shown: tuple[ModelState, str] | None = None

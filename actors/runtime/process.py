@@ -206,6 +206,12 @@ def process_started(pid: int) -> int:
     return 0 if fields is None else int(fields[19])
 
 
+def processes_of_session(leader: int) -> list[int]:
+    """The processes of the session that `leader` made, without those that have ended."""
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()
+            and (fields := _stat(f"/proc/{name}")) is not None and int(fields[3]) == leader]
+
+
 def process_activity(pid: int) -> ProcessActivity | None:
     """Read /proc; None when the process is gone, or a zombie."""
     fields = _stat(f"/proc/{pid}")

@@ -39,6 +39,9 @@ GROUP = "group-"
 GROUP_FILES = frozenset({"gate", "ranks", "ranks.new", "store"})
 LEDGER = "ledger"
 """Directory of the ledger, where no other was chosen."""
+LEDGERS = "ledgers"
+"""Directory of the ledgers of a server's engines, each in a directory of its engine's name: they
+outlive the engines' run directories."""
 LOCK_TRIES = 6
 LOCK_PAUSE = 0.005
 MEDIA = "media"
@@ -187,8 +190,10 @@ class RunDir:
         """Remove what an engine that was killed has left."""
         for entry in self.path.iterdir():
             if entry.name == LEDGER:
-                for file in entry.iterdir():
-                    file.unlink(missing_ok=True)
+                remove_ledger(entry)
+            elif entry.name == LEDGERS:
+                for ledger in entry.iterdir():
+                    remove_ledger(ledger)
                 entry.rmdir()
             elif _is_group(entry):
                 remove_group(entry)
@@ -204,6 +209,13 @@ class RunDir:
             (self.path / "lock").unlink()
             self.path.rmdir()
         os.close(self.lock)
+
+
+def remove_ledger(directory: Path) -> None:
+    """Removes a ledger that nobody writes."""
+    for file in directory.iterdir():
+        file.unlink(missing_ok=True)
+    directory.rmdir()
 
 
 def remove_group(directory: Path) -> None:
@@ -251,10 +263,17 @@ def _is_group(entry: Path) -> bool:
 
 
 def _is_ours(entry: Path) -> bool:
-    if entry.name == LEDGER and entry.is_dir() and not entry.is_symlink():
-        return all(f.name == "lock" or f.suffix in (".seg", ".told") for f in entry.iterdir())
+    if entry.name == LEDGER:
+        return _is_ledger(entry)
+    if entry.name == LEDGERS and entry.is_dir() and not entry.is_symlink():
+        return all(map(_is_ledger, entry.iterdir()))
     return (entry.name in OUR_FILES or _is_group(entry) or is_media_folder(entry)
             or entry.name.endswith(OUR_SUFFIXES) or RANK_FILE.fullmatch(entry.name) is not None)
+
+
+def _is_ledger(entry: Path) -> bool:
+    return entry.is_dir() and not entry.is_symlink() and all(
+        file.name == "lock" or file.suffix in (".seg", ".told") for file in entry.iterdir())
 
 
 # --- the folder of prepared images and videos ---

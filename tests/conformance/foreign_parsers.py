@@ -22,7 +22,8 @@ import types
 from pathlib import Path
 from typing import Any
 
-MARK = re.compile(r"<\|?[^<>\s]{1,60}\|?>|\[[A-Z_]{4,}\]|</[^<>\s]{1,60}>|<[^<>\s]{1,60}>")
+MARK = re.compile(r"<[^<>\s=]{1,60}>|\[[A-Z_]{4,}\]")
+"""A token of its own. `<function=NAME>` is none: no vocabulary knows the name."""
 
 
 class Open(type):
@@ -68,8 +69,11 @@ class Record(metaclass=Open):
 class Quiet:
     """A logger, or settings, none of which is on."""
 
-    def __getattr__(self, _: str) -> Any:
-        return lambda *a, **k: False
+    def __getattr__(self, _: str) -> Quiet:
+        return self
+
+    def __call__(self, *_: Any, **__: Any) -> bool:
+        return False
 
 
 class Replaced(types.ModuleType):
@@ -118,7 +122,8 @@ class Tokens:
 
     def __init__(self, texts: list[str]) -> None:
         marks = sorted({mark for text in texts for mark in MARK.findall(text)})
-        known = ["<think>", "</think>", "<tool_call>", "</tool_call>", *marks]
+        known = ["<think>", "</think>", "[THINK]", "[/THINK]", "<tool_call>", "</tool_call>",
+                 *marks]
         self._ids = {text: number for number, text in enumerate(dict.fromkeys(known))}
         self.init_kwargs: dict[str, Any] = {}
         self.all_special_tokens = marks
@@ -145,6 +150,9 @@ class Tokens:
         names = {number: text for text, number in self._ids.items()}
         return "".join(names.get(one) or chr(one - 100_000) for one in ids)
 
+    def convert_tokens_to_ids(self, token: str) -> int | None:
+        return self._ids.get(token)
+
     def convert_ids_to_tokens(self, ids: Any, **_: Any) -> list[str]:
         return [self.decode([one]) for one in ids]
 
@@ -169,8 +177,7 @@ def replace_the_rest(folder: Path) -> None:
         module = types.ModuleType(package)
         module.__path__ = [str(folder / package.replace(".", "/"))]
         sys.modules[package] = module
-    roots = ("vllm", "sglang", "xgrammar", "transformers", "mistral_common", "torch",
-             "cohere_melody", "openai_harmony", "prometheus_client", "ijson")
+    roots = ("vllm", "sglang", "xgrammar", "transformers", "torch")
     sys.meta_path.append(Finder(roots))
 
 
@@ -181,9 +188,33 @@ def vllm_parser(name: str, tools: list[Any], texts: list[str]) -> Any:
     package = importlib.import_module("vllm.tool_parsers")
     file, cls = package._TOOL_PARSERS_TO_REGISTER[name]
     kind = getattr(importlib.import_module(f"vllm.tool_parsers.{file}"), cls)
+    if name.startswith("cohere"):
+        kind = cohere(kind)
     request = protocol.ChatCompletionRequest(tools=given, tool_choice="auto",
                                              skip_special_tokens=False)
     return lambda tokens: kind(tokens, given), request
+
+
+def cohere(kind: Any) -> Any:
+    """The parser that vLLM uses in the place of this name of a format."""
+    protocol: Any = importlib.import_module("vllm.parser.cohere_command")
+
+    class Parser(protocol.CohereCommandParser):  # type: ignore[misc]
+        tool_parser_cls = kind
+        engine_based_streaming = True
+
+        def extract_tool_calls(self, text: str, request: Any) -> Any:
+            _, content, calls = self.parse(text, request)
+            return Record(content=content,
+                          tool_calls=[Record(function=call) for call in calls or ()])
+
+        def extract_tool_calls_streaming(self, *given: Any) -> Any:
+            return self.parse_delta(given[2], given[5], given[6], finished=False)
+
+        def finish_streaming(self) -> Any:
+            return self._to_delta([self._streaming.flush_partials()], Record())
+
+    return Parser
 
 
 def by_vllm(asked: dict[str, Any]) -> list[Any]:
@@ -208,14 +239,15 @@ def _whole(found: Any) -> dict[str, Any]:
 
 def _streamed(parser: Any, tokens: Tokens, pieces: list[str], request: Any) -> dict[str, Any]:
     text, calls = "", {}
-    before, ids = "", []
+    before, ids, deltas = "", [], []
     for piece in pieces:
         more = tokens.encode(piece)
-        delta = parser.extract_tool_calls_streaming(
-            before, before + piece, piece, ids, ids + more, more, request)
+        deltas.append(parser.extract_tool_calls_streaming(
+            before, before + piece, piece, ids, ids + more, more, request))
         before, ids = before + piece, ids + more
-        if delta is None:
-            continue
+    if getattr(parser, "engine_based_streaming", False):
+        deltas.append(parser.finish_streaming())
+    for delta in filter(None, deltas):
         text += delta.content or ""
         for call in delta.tool_calls or ():
             own = calls.setdefault(call.index, ["", ""])

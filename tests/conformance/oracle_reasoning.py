@@ -17,20 +17,7 @@ import sys
 import types
 from typing import Any
 
-STUBBED = ("sglang", "vllm", "openai_harmony", "mistral_common", "partial_json_parser", "orjson",
-           "pybase64", "ijson", "xgrammar", "cohere_melody")
-
-
-VALUES = {"begin_think": "[THINK]", "end_think": "[/THINK]", "tool_calls": "[TOOL_CALLS]"}
-"""Of mistral_common's special tokens."""
-
-
-class AnyText(str):
-    """A text that is a member of an enumeration, too."""
-
-    @property
-    def value(self) -> str:
-        return VALUES.get(self, str(self))
+STUBBED = ("sglang", "vllm", "torch", "transformers", "xgrammar")
 
 
 class AnyClass(type):
@@ -39,7 +26,7 @@ class AnyClass(type):
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return AnyText(name)
+        return name
 
     def __getitem__(cls, _key: Any) -> Any:
         return cls

@@ -8,7 +8,6 @@ import json
 import random
 import re
 import subprocess
-import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -120,8 +119,9 @@ def theirs() -> dict[tuple[str, str], Any]:
     which = [*((key, True) for key in OPENED), *((key, False) for key in BEGUN)]
     cases = [[*key, ON | ({"force": True} if opened and key[0] == "sglang" else {}),
               drawn(key[1], opened)] for key, opened in which]
-    run = subprocess.run([sys.executable, str(SCRIPT), str(FOLDER)], input=json.dumps(cases),
-                         capture_output=True, text=True, check=True, timeout=1800)
+    run = subprocess.run([str(FOLDER / "env/bin/python"), str(SCRIPT), str(FOLDER)],
+                         input=json.dumps(cases), capture_output=True, text=True, check=True,
+                         timeout=1800)
     return {key: answer for (key, _), answer in zip(which, json.loads(run.stdout), strict=True)}
 
 

@@ -10,8 +10,10 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
+from http.client import HTTPConnection
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -34,11 +36,13 @@ from actorium.actors.model_manager.manager_messages import (
     UseReady,
     UseRefused,
 )
+from actorium.actors.model_manager.model_record import FIRST_RETRY, MAX_DEATHS
+from actorium.actors.runtime.process import processes_of_session
 from actorium.actors.runtime.rundir import is_running
 
 __all__ = ["cli"]
 
-LLAMA = {"architectures": ["LlamaForCausalLM"], **SMALL}
+LLAMA = {"architectures": ["LlamaForCausalLM"], **SMALL, "max_position_embeddings": 4096}
 
 
 def write_model(folder: Path, name: str) -> None:
@@ -156,6 +160,96 @@ def manager_pid(cli: Cli, epoch: int = 1) -> int:
     rows: list[dict[str, Any]] = [row for row in cli.actors() if row["role"] == "manager"]
     return next((int(row["pid"]) for row in rows
                  if row["epoch"] == epoch and row["phase"] == "ready"), 0)
+
+
+BODY = {"model": "a", "prompt": [1, 2], "max_tokens": 2500, "ignore_eos": True, "temperature": 1.0,
+        "return_token_ids": True}
+
+
+class Asking(Thread):
+    """Somebody who asks for a completion over HTTP, as a stream or whole."""
+
+    def __init__(self, port: int, **more: Any) -> None:
+        super().__init__(daemon=True)
+        self._port, self._body = port, BODY | more
+        self.tokens: list[int] = []
+        self.error = ""
+        self.start()
+
+    def run(self) -> None:
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=60 * slowness())
+        with closing(connection):
+            connection.request("POST", "/v1/completions", json.dumps(self._body),
+                               {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            lines = answer if self._body.get("stream") else [b"data: " + answer.read()]
+            for line in lines:
+                if not line.startswith(b"data: {"):
+                    continue
+                data = json.loads(line.removeprefix(b"data: "))
+                self.error = self.error or data.get("error", {}).get("message", "")
+                for choice in data.get("choices", ()):
+                    self.tokens += choice["token_ids"] or ()
+
+    def answer(self) -> list[int]:
+        self.join(60 * slowness())
+        assert not self.is_alive() and not self.error, self.error
+        return self.tokens
+
+
+def port_of(run_dir: Path) -> int:
+    port: int = json.loads((run_dir / "gateway.json").read_text())["port"]
+    return port
+
+
+def kill_engine(run_dir: Path, actors: bool) -> None:
+    """Kills its launcher, or all of its processes at once."""
+    pid = pid_of(run_dir)
+    for victim in [pid, *processes_of_session(pid)] if actors else [pid]:
+        with suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
+
+
+def test_nothing_is_lost_with_a_whole_engine(cli: Cli, tmp_path: Path) -> None:
+    write_model(tmp_path, "a")
+    with server(cli, tmp_path, "--port", "0", "--models-max", "1") as (process, run_dir):
+        port, engine = port_of(run_dir), Path(cli.run_dir) / "s.a"
+        expected = Asking(port, seed=1).answer(), Asking(port, seed=2).answer()
+        assert len(expected[0]) == 2500 and expected[0] != expected[1]
+        for actors in (False, True):
+            streams = [Asking(port, seed=seed, stream=True) for seed in (1, 2)]
+            whole = Asking(port, seed=1)
+            assert eventually(lambda: all(len(one.tokens) > 100 for one in streams),  # noqa: B023
+                              20 * slowness())
+            pid = pid_of(engine)
+            kill_engine(engine, actors)
+            late = Asking(port, seed=2)
+            assert max(len(one.tokens) for one in streams) < 2500, "in mid-stream"
+            assert [one.answer() for one in (*streams, whole, late)] == [*expected, *expected]
+            assert pid_of(engine) != pid and processes_of_session(pid) == []
+        kill_engine(engine, True)
+        assert eventually(lambda: not is_running(engine))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60 * slowness()) == 0
+    assert cli.entries() == ["s.a"], "what an engine leaves that nobody wanted any more"
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_killed_again_and_again_fails_its_requests(cli: Cli, tmp_path: Path
+                                                                      ) -> None:
+    write_model(tmp_path, "a")
+    with server(cli, tmp_path, "--port", "0") as (_, run_dir):
+        port, engine = port_of(run_dir), Path(cli.run_dir) / "s.a"
+        stream = Asking(port, stream=True, max_tokens=4000)
+        for deaths in range(MAX_DEATHS):
+            before = len(stream.tokens)
+            assert eventually(lambda: len(stream.tokens) > before + 50, 30 * slowness())  # noqa: B023
+            assert not stream.error, deaths
+            kill_engine(engine, False)
+        stream.join(30 * slowness())
+        assert "the engine of a has ended: its launcher was killed by SIGKILL" in stream.error
+        time.sleep(FIRST_RETRY)
+        assert len(Asking(port).answer()) == 2500
 
 
 @pytest.mark.slow

@@ -67,8 +67,7 @@ class Scripted:
     async def tokenize_chat(self, messages: Any, *args: Any, **more: Any) -> list[int]:
         return list(self.prompt_ids)
 
-    async def tokenize(self, text: str, add_special_tokens: bool = True, **more: Any
-                       ) -> list[int]:
+    async def tokenize(self, text: str, add_special_tokens: bool = True, **more: Any) -> list[int]:
         return list(self.prompt_ids)
 
     async def status(self, timeout: float | None = None) -> Status:

@@ -64,6 +64,8 @@ class PretendedEngines:
         self.logged: list[str] = []
         self.started: list[str] = []
         self.stopped: list[str] = []
+        self.continued: list[str] = []
+        """Models whose engines were started with the requests of those before."""
         self.starting_for: list[tuple[str, str]] = []
         """(model started, model of the first use that waited for an engine)"""
         self.keep_at = self.now
@@ -161,18 +163,21 @@ class PretendedEngines:
                 self._later(lambda: self.core.set_plan(
                     order.entry, self.memory[order.entry.name], "", self.now))
             case StartEngine():
-                self._start(order.entry.name)
+                self._start(order.entry.name, order.continues)
             case StopEngine():
                 self._stop(order.name)
             case NotLoaded():
                 self.logged.append(order.why)
 
-    def _start(self, name: str) -> None:
+    def _start(self, name: str, continues: bool) -> None:
         assert name not in self.running
-        first = next(use.model.name for use in self.core.uses.waiting
-                     if use.model is not None and not use.granted
-                     and use.model.name not in self.running)
-        self.starting_for.append((name, first))
+        if continues:
+            self.continued.append(name)
+        else:
+            first = next(use.model.name for use in self.core.uses.waiting
+                         if use.model is not None and not use.granted
+                         and use.model.name not in self.running)
+            self.starting_for.append((name, first))
         self.running[name] = "starting"
         self.started.append(name)
 
@@ -201,10 +206,11 @@ class PretendedEngines:
 
         self._later(over)
 
-    def crash(self, name: str) -> None:
-        """The engine's launcher ends by itself."""
+    def crash(self, name: str, reason: str = "") -> None:
+        """The engine's launcher ends by itself, for this reason, or is killed."""
         del self.running[name]
-        self.core.engine_ended(name, "its launcher was killed by SIGKILL", self.now)
+        self.core.engine_ended(name, reason or "its launcher was killed by SIGKILL", self.now,
+                               not reason)
         self.settle()
 
     def _later(self, report: Any) -> None:
@@ -219,7 +225,8 @@ class PretendedEngines:
         assert not self.limits.memory or taken <= self.limits.memory
         assert not self.limits.engines or len(self.running) <= self.limits.engines
         for use, name in self.held.items():
-            assert self.running.get(name) == "ready", (use, name)
+            assert self.running.get(name) == "ready" or name in self.continued, (use, name)
+            assert self.running.get(name) in ("starting", "ready"), (use, name)
         counts = {model.name: model.in_use for model in self.core.models}
         held = list(self.held.values())
         assert self.abandoned or all(counts[name] == held.count(name) for name in counts)

@@ -42,11 +42,15 @@ TICK = 0.002
 class NamedEngine(Scripted):
     """An engine that says its model's name."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, resume_timeout: float) -> None:
         super().__init__([f"I am {run_dir.name}."])
         self.model = run_dir.name
         self.closed = False
         self.aborted: list[str] = []
+        self.given_up = ""
+
+    def give_up(self, reason: str) -> None:
+        self.given_up = reason
 
     async def abort(self, rid: str) -> None:
         self.aborted.append(rid)
@@ -77,6 +81,11 @@ class ManagerInLoop:
             if entry.name in self.running:
                 self.core.adopt(entry, str(self.run_dir / entry.name), True, monotonic())
         self._serving = asyncio.ensure_future(self._serve())
+
+    def kill_engine(self, name: str) -> None:
+        """Its launcher is killed."""
+        self.running.discard(name)
+        self.core.engine_ended(name, "its launcher was killed by SIGKILL", monotonic(), True)
 
     async def kill(self) -> None:
         """Ends without a word."""

@@ -1,5 +1,5 @@
 """The rows of a server of several models: more models than fit into memory, asked for at random,
-while gateways, the model manager and workers are killed.
+while gateways, the model manager, workers and whole engines are killed.
 
 The engines are real processes with null workers, whose tokens are known beforehand: each stream is
 checked to the token, and that its own model answered it. How long a cold start takes is measured
@@ -31,7 +31,7 @@ from actorium.actors.config.tree import Config
 from actorium.actors.errors import ActoriumError
 from actorium.actors.model_manager.engine_plans import planned_bytes
 from actorium.actors.models.model_dir import DEMO_MODEL
-from actorium.actors.runtime.process import python
+from actorium.actors.runtime.process import processes_of_session, python
 from actorium.actors.runtime.rundir import running_engines
 from actorium.actors.scheduler.request_state import choice_seed
 from actorium.tools.bench.http_client import Http
@@ -42,9 +42,11 @@ from actorium.tools.chaos.rig import leftovers
 from actorium.tools.null.null_worker import VOCAB, hash_tokens
 
 NAME = "many"
-KILLED = ("gateway-0", "manager", "worker-0")
-"""In turn; the worker is that of any engine with a stream under way. (An engine whose worker is
-killed while it starts has failed to start, and says so.)"""
+LAUNCHER, ENGINE = "launcher", "engine"
+"""Instead of roles: an engine's launcher, with which its actors end; all of its processes."""
+KILLED = ("gateway-0", "manager", "worker-0", LAUNCHER, ENGINE)
+"""In turn; the last three are those of any engine with a stream under way. (An engine whose worker
+is killed while it starts for the first time has failed to start, and says so.)"""
 NULL = {"null_worker": True, "skip_tokenizer": True}
 PAGES = {"kv_cache_bytes": "64m", "max_num_seqs": 16}
 TOKENS = (300, 900)
@@ -212,22 +214,31 @@ class ModelsTraffic:
         for number, at in enumerate(self._kills_at):
             async with self._answered:
                 await self._answered.wait_for(lambda at=at: self.answers >= at)  # type: ignore
-            role = KILLED[number % len(KILLED)]
-            while not self._strike(role) and self.answers < len(self._requests):
+            what = KILLED[number % len(KILLED)]
+            while not self._strike(what) and self.answers < len(self._requests):
                 await asyncio.sleep(0.005)
 
-    def _strike(self, role: str) -> bool:
-        """Kills an actor of the server, or the worker of one of its engines with streams; False if
-        there is none."""
+    def _strike(self, what: str) -> bool:
+        """Kills one of `KILLED`; False if there is none."""
         engines = [f"{NAME}.{model}" for model in sorted(set(self._streams.values()))]
-        names = [NAME] if role != "worker-0" else engines
-        victims = [found[role] for name in names
-                   if role in (found := actors(self._made.base / name))]
+        names = [NAME] if what in KILLED[:2] else engines
+        victims = [pids for name in names if (pids := self._pids(name, what))]
         if not victims:
             return False
-        send([self._chance.choice(victims).pid], signal.SIGKILL)
-        self.kills[role] += 1
+        send(self._chance.choice(victims), signal.SIGKILL)
+        self.kills[what] += 1
         return True
+
+    def _pids(self, name: str, what: str) -> list[int]:
+        """Returns the processes that `what` stands for in an engine or the server; none = it does
+        not run."""
+        if what in (LAUNCHER, ENGINE):
+            if name not in self._made.engines():
+                return []
+            launcher = int(json.loads((self._made.base / name / "engine.json").read_text())["pid"])
+            return [launcher, *(processes_of_session(launcher) if what == ENGINE else ())]
+        actor = actors(self._made.base / name).get(what)
+        return [] if actor is None else [actor.pid]
 
     async def _watch(self) -> None:
         while True:
@@ -251,7 +262,7 @@ def _names(count: int) -> Iterator[str]:
 
 
 def models(seed: int, count: int = 10, engines: int = 3, requests: int = 300, clients: int = 24,
-           kills: int = 9, cold: int = 10) -> dict[str, Any]:
+           kills: int = 15, cold: int = 10) -> dict[str, Any]:
     """Runs the whole row. count: models; engines: so many fit into memory; cold: starts that are
     measured."""
     names, wrong = list(_names(count)), list[str]()

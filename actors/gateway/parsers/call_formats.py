@@ -144,6 +144,12 @@ FORMATS: dict[str, CallFormat] = {
             name_end=r"<tool_sep>|\n|(?=<arg_key>|</tool_call>)",
             shared=True, written=("{function}{name}<tool_sep>\n", *_ARG_KEYS.written[1:])),
         ("<tool_sep>", "<arg_key>"), True),
+    "iquest_q1": CallFormat(
+        "IQuest Q1", _ARG_KEYS._replace(
+            function="<iquest_tool_call>", function_end="</iquest_tool_call>",
+            name_end=r"\n|(?=<arg_key>|</iquest_tool_call>)", written=(
+                "{function}{name}", "{parameter}{name}</arg_key><arg_value>", "{parameter_end}",
+                "{function_end}")), ("<iquest_tool_call>",), True),
     "glm45": CallFormat("GLM-4.5 to GLM-5, Ling 3, Laguna", _ARG_KEYS, ("<arg_key>",), True),
     "dots": CallFormat(
         "dots", _INVOKED._replace(open="<dots_function_call>", close="</dots_function_call>"),
@@ -151,9 +157,6 @@ FORMATS: dict[str, CallFormat] = {
     # --- JSON between marks ---
     "longcat": CallFormat("LongCat", CallForm(("<longcat_tool_call>",), ("</longcat_tool_call>",)),
                           ("<longcat_tool_call>",), True),
-    "iquest_q1": CallFormat("IQuest Q1", CallForm(("<iquest_tool_call>",),
-                                                  ("</iquest_tool_call>",)),
-                            ("<iquest_tool_call>",), True),
     "apertus": CallFormat(
         "Apertus", CallForm(("<|tools_prefix|>",), ("<|tools_suffix|>",), name_key="", listed=True),
         ("<|tools_prefix|>",), True),

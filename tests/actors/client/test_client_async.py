@@ -146,6 +146,49 @@ def test_a_restarted_engine_gets_requests_that_had_not_begun(engine: FakeEngine)
     run(asyncio.new_event_loop, main())
 
 
+def test_what_is_asked_while_there_is_no_engine_waits_for_the_next_one(engine: FakeEngine) -> None:
+    async def main() -> None:
+        async with AsyncClient(engine.name, engine.base, resume_timeout=30) as client:
+            engine.allow = 0
+            first = asyncio.create_task(client.generate("ab", params(max_tokens=2)))
+            while not engine.scheduler.submits:
+                await client.tokenize("x")
+            await asyncio.to_thread(engine.die)
+            while client._session.link is not None:
+                await asyncio.sleep(0.01)
+            late = [asyncio.create_task(task) for task in (
+                client.generate("cd", params(max_tokens=2)), client.tokenize("x"))]
+            await asyncio.sleep(0.05)
+            model = Path(engine.tokenizer._config.model.model)
+            with FakeEngine(model, base=engine.base):
+                text, tokens = await asyncio.gather(*late)
+                assert (text.text, len(tokens), (await first).text) == ("cd", 1, "ab")
+
+    run(asyncio.new_event_loop, main())
+
+
+def test_who_waits_for_the_next_engine_is_told_why_there_is_none(engine: FakeEngine) -> None:
+    async def main() -> None:
+        async with AsyncClient(engine.name, engine.base, resume_timeout=30) as client:
+            engine.allow = 0
+            tasks = [asyncio.create_task(client.generate("ab", params(max_tokens=2)))]
+            while not engine.scheduler.submits:
+                await client.tokenize("x")
+            await asyncio.to_thread(engine.die)
+            while client._session.link is not None:
+                await asyncio.sleep(0.01)
+            tasks.append(asyncio.create_task(client.generate("cd")))
+            await asyncio.sleep(0.01)
+            client.give_up("it has no memory left")
+            for error in await asyncio.gather(*tasks, return_exceptions=True):
+                assert isinstance(error, EngineUnavailable)
+                assert error.message == "it has no memory left"
+            with pytest.raises(EngineUnavailable, match="is running"):
+                await client.tokenize("x")
+
+    run(asyncio.new_event_loop, main())
+
+
 def test_a_dying_engine_fails_every_task(engine: FakeEngine) -> None:
     async def main() -> None:
         client = AsyncClient(engine.name, engine.base)

@@ -123,6 +123,11 @@ EXAMPLES: dict[str, list[tuple[str, list[MessagePart]]]] = {
         ("<tool_call>f<arg_key>n</arg_key><arg_value>3</arg_value></tool_call><tool_call>get_time"
          "</tool_call>", [*call(0, "f", '{"n": 3}'), *call(1, "get_time", "{}")]),
         ("<tool_call>f\n<arg_key>n</arg_key></tool_call>", call(0, "f", "{}"))],
+    "iquest_q1": [
+        ("Ok.<iquest_tool_call>f<arg_key>text</arg_key><arg_value>5</arg_value><arg_key>rows"
+         "</arg_key><arg_value>[1, null]</arg_value></iquest_tool_call>\n<iquest_tool_call>get_time"
+         "</iquest_tool_call>", [TextPart("Ok."), *call(0, "f", '{"text": "5", "rows": [1, null]}'),
+                                 *call(1, "get_time", "{}")])],
     "llama4_pythonic": [
         ('<|python_start|>[f(text="""a "b" """, n=1), get_time()]<|python_end|>',
          [*call(0, "f", '{"text": "a \\"b\\" ", "n": 1}'), *call(1, "get_time", "{}")]),
@@ -153,6 +158,11 @@ def test_examples(name: str, text: str, want: list[MessagePart]) -> None:
 @pytest.mark.parametrize("name", [name for name, row in FORMATS.items() if row.template])
 def test_a_template_that_writes_the_form_selects_it(name: str) -> None:
     assert detect_call_format(" ".join(FORMATS[name].template)) == name
+
+
+def test_iquest_marks_are_told_from_those_of_glm() -> None:
+    template = "<iquest_tool_call>{{ name }}<arg_key>{{ key }}</arg_key><arg_value>"
+    assert detect_call_format(template) == "iquest_q1"
 
 
 def test_no_form_is_taken_from_a_template_without_one() -> None:

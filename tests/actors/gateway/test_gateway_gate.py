@@ -135,6 +135,32 @@ def test_an_engine_that_has_given_up_is_not_waited_for() -> None:
     run(check)
 
 
+def test_an_engine_that_has_given_up_and_is_started_again_is_waited_for() -> None:
+    async def main(watchdog: Watchdog) -> None:
+        gate = RecoveryGate(watchdog, 600.0, comes_back=True)
+        watchdog.says = status("worker-0 was killed")
+        waits = asyncio.ensure_future(gate.enter())
+        await asyncio.sleep(2 * AGAIN)
+        assert not waits.done()
+        watchdog.says = EngineUnavailable("no engine is running")
+        await asyncio.sleep(2 * AGAIN)
+        assert not waits.done()
+        watchdog.says = status()
+        await waits
+        watchdog.says = status("worker-0 was killed")
+        await asyncio.sleep(FRESH)
+        await gate.enter()  # that it has given up again is not known yet
+        await asyncio.sleep(2 * AGAIN)
+        waits = asyncio.ensure_future(gate.enter())
+        await asyncio.sleep(0)
+        gate.give_up("it has ended three times")
+        for late in (waits, gate.enter()):
+            with pytest.raises(HttpError, match="it has ended three times"):
+                await late
+
+    run(main)
+
+
 def test_a_watchdog_that_does_not_answer_changes_nothing() -> None:
     async def check(watchdog: Watchdog) -> None:
         gate = RecoveryGate(watchdog, 0.1)

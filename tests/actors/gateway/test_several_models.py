@@ -20,6 +20,7 @@ from actorium.actors.gateway.chosen_engine import COMMENTS_ONLY
 from actorium.actors.gateway.page.dashboard import Dashboard
 from actorium.actors.health import SLEEPING
 from actorium.actors.messages import ActorStatus, Status
+from actorium.actors.model_manager.model_record import MAX_DEATHS
 from actorium.actors.runtime.http.connection_records import ConnectionRecords
 from actorium.actors.runtime.http.http_connection import RECORD
 
@@ -150,6 +151,33 @@ def test_the_callers_timeout_bounds_the_wait(tmp_path: Path,
         async with several_models(monkeypatch, tmp_path, "ant", delay=30.0) as one:
             error = refused(await one.chat("ant", timeout=0.05), 504)
             assert error["code"] == "deadline" and "ant" in error["message"]
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_is_used_is_the_same_one_after_it_was_started_again(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with several_models(monkeypatch, tmp_path, "ant") as one:
+            uses = one.state.models
+            assert uses is not None
+            first = await uses.use("ant")
+            one.manager.kill_engine("ant")
+            again = await uses.use("ant")
+            assert again.engine is first.engine and not first.engine.client.closed
+            assert one.in_use == {"ant": 2}
+            for use in (first, again):
+                use.release()
+            await one.until(lambda: not one.in_use)
+            await uses.unload("ant")
+            await one.until(lambda: not one.manager.running)
+            other = await uses.use("ant")
+            assert other.engine is not first.engine and first.engine.client.closed
+            for _ in range(MAX_DEATHS):
+                one.manager.kill_engine("ant")
+                await one.until(lambda: one.manager.running or not one.in_use)
+            await one.until(lambda: other.engine.client.given_up)
+            assert other.engine.client.given_up.endswith("its launcher was killed by SIGKILL")
 
     asyncio.run(run())
 

@@ -22,7 +22,13 @@ from actorium.actors.model_manager.manager_messages import (
     UseModel,
 )
 from actorium.actors.model_manager.manager_orders import StopEngine
-from actorium.actors.model_manager.model_record import FIRST_RETRY, STEADY_SECONDS, EngineLimits
+from actorium.actors.model_manager.model_record import (
+    DEATHS_SECONDS,
+    FIRST_RETRY,
+    MAX_DEATHS,
+    STEADY_SECONDS,
+    EngineLimits,
+)
 
 GB = 1 << 30
 ABC = {"a": GB, "b": GB, "c": GB}
@@ -233,17 +239,74 @@ def test_changed_files_are_tried_at_once_and_planned_anew() -> None:
     assert listed(world).memory == GB // 2
 
 
-def test_an_engine_that_ends_by_itself_is_started_again_on_the_next_use() -> None:
+def test_an_engine_that_ends_while_it_is_used_is_started_again_for_its_uses() -> None:
+    world = PretendedEngines(ABC, EngineLimits(2 * GB))
+    use = world.use("a")
+    world.use("b")
+    waits = world.use("c")
+    for _ in range(5):
+        world.advance(DEATHS_SECONDS / (MAX_DEATHS - 1) + 1)
+        world.crash("a", "worker-0 was started again 5 times")
+        assert use in world.held and world.running["a"] == "ready"
+    assert world.started == ["a", "b", *["a"] * 5] and world.continued == ["a"] * 5
+    assert waits in world.asked, "the memory is that of the engine before"
+    world.release(use)
+    assert waits in world.held and world.continued == ["a"] * 5
+
+
+@pytest.mark.parametrize("reason", ["", "no memory left"])
+def test_an_engine_that_ends_again_and_again_fails_its_uses(reason: str) -> None:
     world = PretendedEngines(ABC, EngineLimits())
     use = world.use("a")
-    world.advance(STEADY_SECONDS)
-    world.crash("a")
-    assert world.refused[use].code == "engine_failed" and "SIGKILL" in world.refused[use].message
-    assert world.use("a") in world.held
-    world.crash("a")
+    for _ in range(MAX_DEATHS - 1):
+        world.crash("a", reason)
+        assert use in world.held
+    world.crash("a", reason)
+    refused = world.refused[use]
+    assert refused.code == "engine_failed" and (reason or "SIGKILL") in refused.message
     assert world.refused[world.use("a")].code == "model_failed", "it ended too soon"
     world.advance(FIRST_RETRY)
+    use = world.use("a")
+    assert use in world.held and len(world.continued) == MAX_DEATHS - 1, "nothing is left of them"
+    world.advance(DEATHS_SECONDS)
+    world.crash("a")
+    assert use in world.held
+
+
+def test_an_engine_that_is_killed_while_it_starts_is_started_again_for_who_waits() -> None:
+    world = PretendedEngines(ABC, EngineLimits(), delays=random.Random(3))
+    for deaths in range(1, MAX_DEATHS + 1):
+        waits = world.use("a")
+        assert world.running["a"] == "starting"
+        world.crash("a")
+        assert (waits in world.asked) == (deaths < MAX_DEATHS)
+    assert "killed by SIGKILL" in world.refused[waits].message
+
+
+def test_an_engine_that_ends_and_is_not_used_stays_away() -> None:
+    world = PretendedEngines(ABC, EngineLimits())
+    world.release(world.use("a"))
+    world.advance(STEADY_SECONDS)
+    world.crash("a")
+    assert not world.running and world.use("a") in world.held and not world.continued
+
+
+def test_an_engine_whose_files_have_changed_meanwhile_does_not_go_on() -> None:
+    world = PretendedEngines(ABC, EngineLimits())
+    use = world.use("a")
+    world.entries[0] = world.entries[0]._replace(digest="changed")
+    listed(world)
+    world.crash("a")
+    assert world.refused[use].code == "engine_failed" and not world.continued
+    world.advance(FIRST_RETRY)
     assert world.use("a") in world.held
+
+
+def test_an_engine_that_dies_with_its_manager_goes_on_for_the_uses_that_clients_renew() -> None:
+    world = PretendedEngines(ABC, EngineLimits())
+    world.asked["old"] = "a"
+    world.advance(0.1)
+    assert world.held == {"old": "a"} and world.continued == ["a"]
 
 
 def test_a_use_waits_no_longer_than_it_may() -> None:
