@@ -36,6 +36,7 @@ CLIENT_OF = {"langchain": "langchain_openai", "openai_agents": "agents", "quanti
     "pydantic_ai",
     "schemathesis")}}
 """A file's name and the module that it needs."""
+DEMO = HERE.parents[1] / "tools" / "demo" / "demo_model"
 KEY = "conformance-key"
 START_SECONDS, STOP_SECONDS = 120.0, 60.0
 
@@ -74,11 +75,15 @@ def strict_server() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def scraped_servers() -> Iterator[tuple[Server, Server]]:
-    """The packaged model with a key, and with replicas."""
+def scraped_servers(tmp_path_factory: pytest.TempPathFactory
+                    ) -> Iterator[tuple[Server, Server, Server]]:
+    """The packaged model with a key, with replicas, and as one of several."""
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "demo").symlink_to(DEMO)
     with serving("demo", "--api-key", KEY, "--max-model-len", "256", key=KEY) as one, \
-            serving("demo", "--replicas", "2", "--max-model-len", "256") as two:
-        yield one, two
+            serving("demo", "--replicas", "2", "--max-model-len", "256") as two, \
+            serving("demo", "--models-dir", str(folder), "--max-model-len", "256") as three:
+        yield one, two, three
 
 
 @contextmanager

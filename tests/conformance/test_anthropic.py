@@ -39,7 +39,8 @@ def test_create_stream_and_count(server: Server, client: Any) -> None:
 
 
 def test_a_forced_tool(client: Any) -> None:
-    ask = ASK | {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "weather"}}
+    ask = ASK | {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "weather"},
+                 "max_tokens": 200}
     whole = client.messages.create(**ask)
     assert whole.stop_reason == "tool_use" and whole.content[0].name == "weather"
     assert whole.content[0].input["place"] in ("Riga", "Oslo")

@@ -56,7 +56,7 @@ class Weather(BaseModel):
 
 @pytest.mark.parametrize("responses", [False, True])
 def test_tools(server: Server, responses: bool) -> None:
-    bound = model(server, use_responses_api=responses).bind_tools(
+    bound = model(server, use_responses_api=responses, max_tokens=200).bind_tools(
         [Weather], tool_choice="Weather")
     calls = bound.invoke(PROMPT).tool_calls
     assert calls[0]["name"] == "Weather" and calls[0]["args"]["place"] in ("Riga", "Oslo")

@@ -51,7 +51,7 @@ def test_tools(server: Server) -> None:
     tool = {"type": "function", "function": {"name": "weather", "parameters": {
         "type": "object", "properties": {"place": {"enum": ["Riga", "Oslo"]}},
         "required": ["place"], "additionalProperties": False}}}
-    found = litellm.completion(**ask(server, tools=[tool], tool_choice="required"))
+    found = litellm.completion(**ask(server, tools=[tool], tool_choice="required", max_tokens=200))
     call = found.choices[0].message.tool_calls[0].function
     assert call.name == "weather" and "place" in call.arguments
 

@@ -1,5 +1,6 @@
-"""The dashboard over a real Prometheus: Debian's scrapes two engines, one with a key and one with
-replicas, and evaluates every expression that a panel of `tools/grafana/actorium.json` has."""
+"""The dashboard over a real Prometheus: Debian's scrapes an engine with a key, one with replicas
+and a server of several models, and evaluates every expression that a panel of
+`tools/grafana/actorium.json` has."""
 
 from __future__ import annotations
 
@@ -28,6 +29,7 @@ NAME = re.compile(r"(?:vllm|actorium):\w+|http_\w+")
 OTHER_MACHINES = re.compile(r"actorium:(nodes|nodes_joined|node_\w+|ray_\w+)")
 """What is told only where other machines may join."""
 UP_SECONDS, SCRAPES = 60.0, 4
+Engines = tuple[Server, Server, Server]
 
 
 class Prometheus:
@@ -55,19 +57,19 @@ class Prometheus:
 
 
 @pytest.fixture(scope="module")
-def engines(scraped_servers: tuple[Server, Server]) -> tuple[Server, Server]:
-    """Both have answered, and refused."""
+def engines(scraped_servers: Engines) -> Engines:
+    """All have answered, and refused."""
     for server in scraped_servers:
-        server.post(COMPLETIONS, completion(max_tokens=16)).ok()
-        server.post(CHAT, chat(max_tokens=16, n=2)).ok()
-        server.post(CHAT, chat("fox " * 400)).error(400)
+        server.post(COMPLETIONS, completion(model=server.model, max_tokens=16)).ok()
+        server.post(CHAT, chat(model=server.model, max_tokens=16, n=2)).ok()
+        server.post(CHAT, chat("fox " * 400, model=server.model)).error(400)
     return scraped_servers
 
 
 @pytest.fixture(scope="module")
-def prometheus(engines: tuple[Server, Server],
+def prometheus(engines: Engines,
                tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """It has scraped both some times."""
+    """It has scraped all some times."""
     binary = shutil.which("prometheus")
     if binary is None:
         pytest.fail("no prometheus here; tests/conformance/setup.sh installs it")
@@ -98,34 +100,34 @@ def prometheus(engines: tuple[Server, Server],
 
 
 def _wait(prometheus: Prometheus, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until both targets are up and scraped often enough for a rate."""
+    """Until all targets are up and scraped often enough for a rate."""
     deadline = time.monotonic() + UP_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         try:
             scraped = prometheus.series("count_over_time(up[1m])")
         except OSError:
             scraped = []
-        if sum(float(one["value"][1]) >= SCRAPES for one in scraped) == 2:
+        if sum(float(one["value"][1]) >= SCRAPES for one in scraped) == 3:
             return
         time.sleep(0.5)
     process.kill()
     pytest.fail(f"Prometheus did not scrape: {log.read_text()[-2000:]}")
 
 
-def test_both_engines_are_scraped_without_an_error(prometheus: Prometheus) -> None:
+def test_all_engines_are_scraped_without_an_error(prometheus: Prometheus) -> None:
     targets = prometheus.ask("targets")["activeTargets"]
-    assert [(one["health"], one["lastError"]) for one in targets] == [("up", "")] * 2
+    assert [(one["health"], one["lastError"]) for one in targets] == [("up", "")] * 3
 
 
 def test_names_are_stored_as_documented(prometheus: Prometheus,
-                                        engines: tuple[Server, Server]) -> None:
+                                        engines: Engines) -> None:
     told = {line.partition("{")[0].partition(" ")[0] for server in engines
             for line in server.get("/metrics").text.splitlines() if not line.startswith("#")}
     assert len(told) > 150 and told - prometheus.names() == set()
 
 
 def test_the_dashboards_instances_are_found(prometheus: Prometheus,
-                                            engines: tuple[Server, Server]) -> None:
+                                            engines: Engines) -> None:
     (query,) = [one["query"]["query"] for one in DASHBOARD["templating"]["list"]
                 if isinstance(one["query"], dict)]
     (found,) = re.findall(r"label_values\((\S+), instance\)", query)

@@ -128,7 +128,7 @@ def _wrong(line: _Line, custom_id: str | None, url: str | None) -> str:
     for name in ("stream", "background"):
         if bytes(getattr(body, name)) not in (b"null", b"false"):
             return f"body.{name}: a batch's answers are whole"
-    if body.stream is None and find(line.url).errors is ErrorStyle.OLLAMA:
+    if find(url).errors is ErrorStyle.OLLAMA and bytes(body.stream) != b"false":
         return "body.stream: must be false: a batch's answers are whole, this route's are streams"
     return ""
 
