@@ -129,7 +129,7 @@ def pieces_of(draw: random.Random, text: str) -> list[str]:
             out[-1] += token
         else:
             out.append(token)
-    return out if len(out) > 1 else [text[:1], text[1:]]
+    return out if len(out) > 1 else [tokens[0], "".join(tokens[1:])]
 
 
 def theirs(engine: str, name: str, texts: list[list[str]]) -> list[Any]:
