@@ -51,18 +51,20 @@ DIFFERENCES: dict[tuple[str, str], tuple[float, float, str]] = {
     ("vllm", "step3"): (0.35, 0.35, "leaves lists and objects texts, and ends a value at <"),
     ("vllm", "xlam"): (0.6, 0.1, _TEXT), ("vllm", "gigachat3"): (0.5, 0.5, _ONE),
     ("vllm", "functiongemma"): (0.3, 0.2, "reads arguments that are texts alone, at any depth"),
-    ("vllm", "gemma4"): (0.4, 0, _MERGED),
+    ("vllm", "gemma4"): (0.4, 0.4, "leaves numbers within objects and lists texts"),
     ("sglang", "cohere_command4"): (
         0.6, 0.4, "leaves marks around the text, and numbers calls by their tool"),
-    ("sglang", "deepseekv3"): (1, 0.7, _CUT),
-    ("sglang", "deepseekv31"): (1, 0.7, _CUT), ("sglang", "glm"): (1, 0.7, _CUT),
-    ("sglang", "glm45"): (1, 0.7, _CUT), ("sglang", "ling3"): (1, 0.7, _CUT),
-    ("sglang", "qwen"): (1, 0.7, _CUT), ("sglang", "qwen25"): (1, 0.7, _CUT),
-    ("sglang", "trinity"): (1, 0.6, _CUT), ("sglang", "pythonic"): (1, 0.7, _MERGED),
-    ("sglang", "gpt-oss"): (0.2, 0.7, "reads one call alone where several follow on each other"),
-    ("sglang", "llama3"): (0.3, 0.5, "ends the calls at the first `;` behind an object"),
+    ("sglang", "deepseekv3"): (1, 0.85, _CUT),
+    ("sglang", "deepseekv31"): (1, 0.85, _CUT), ("sglang", "glm"): (1, 0.85, _CUT),
+    ("sglang", "glm45"): (1, 0.85, _CUT), ("sglang", "ling3"): (1, 0.85, _CUT),
+    ("sglang", "qwen"): (1, 0.85, _CUT), ("sglang", "qwen25"): (1, 0.85, _CUT),
+    ("sglang", "trinity"): (1, 0.85, _CUT),
+    ("sglang", "pythonic"): (0.99, 0.98, "drops calls with a negative number"),
+    ("sglang", "hermes"): (1, 0.85, "writes marks that end calls as text, in pieces"),
+    ("sglang", "gpt-oss"): (0.35, 0.8, "reads one call alone where several follow on each other"),
+    ("sglang", "llama3"): (0.6, 0.9, "ends the calls at the first `;` behind an object"),
     ("sglang", "interns1"): (1, 0.5, _ONE),
-    ("sglang", "gigachat3"): (0.4, 0.4, _ONE), ("sglang", "gemma4"): (0.7, 0.3, _MERGED)}
+    ("sglang", "gigachat3"): (0.5, 0.5, _ONE), ("sglang", "gemma4"): (1, 0.55, _MERGED)}
 """(engine, parser) -> the least share of texts that are read alike, whole and in pieces, and what
 the other one does where they are not."""
 NOT_RUN = {("vllm", "openai")}
