@@ -552,7 +552,9 @@ void share_work(int yes) { omp_set_max_active_levels(yes); }
 
 #define TASK_BITS 24
 
-/* Where a program is: which operation and phase of it, and its next task. */
+/* Where a program is: which operation and phase of it, and how many of its tasks nobody has taken yet.
+ * The number of tasks may depend on what earlier operations wrote, in memory that later ones write
+ * again: it is asked for only while some task of the phase is not done. */
 struct team {
     uint64_t word __attribute__((aligned(64)));
     int64_t done __attribute__((aligned(64))); /* tasks of this phase */
@@ -567,37 +569,44 @@ static int64_t run_singles(const struct op *ops, int64_t at, int64_t end) {
         const struct op *op = ops + at / 2;
         const struct kind *kind = kind_of(op);
         int phase = (int)(at % 2);
-        if (kind->tasks(op->a, phase) != 1) return at;
-        kind->run(op->a, phase, 0, 1);
+        int64_t tasks = kind->tasks(op->a, phase);
+        if (tasks > 1) return at;
+        if (tasks) kind->run(op->a, phase, 0, 1);
         at = phase + 1 < kind->phases ? at + 1 : (at / 2 + 1) * 2;
     }
     return at;
 }
 
+/* The word of a phase that begins. */
+static uint64_t begun(const struct op *ops, int64_t at, int64_t end) {
+    uint64_t left = at < end ? (uint64_t)kind_of(ops + at / 2)->tasks(ops[at / 2].a, (int)(at % 2)) : 0;
+    return (uint64_t)at << TASK_BITS | left;
+}
+
 static void work(const struct op *ops, int64_t end, struct team *team) {
     for (int waited = 0;;) {
         uint64_t word = __atomic_load_n(&team->word, __ATOMIC_ACQUIRE);
-        int64_t at = (int64_t)(word >> TASK_BITS), task = word & ((1 << TASK_BITS) - 1);
+        int64_t at = (int64_t)(word >> TASK_BITS), left = word & ((1 << TASK_BITS) - 1);
         if (at >= end) return;
-        const struct op *op = ops + at / 2;
-        const struct kind *kind = kind_of(op);
-        int phase = (int)(at % 2);
-        int64_t tasks = kind->tasks(op->a, phase);
-        if (task >= tasks) {
+        if (!left) {
             PAUSE();
             if (++waited > PATIENCE) sched_yield();
             continue;
         }
-        if (!__atomic_compare_exchange_n(&team->word, &word, word + 1, 0, __ATOMIC_ACQ_REL,
+        if (!__atomic_compare_exchange_n(&team->word, &word, word - 1, 0, __ATOMIC_ACQ_REL,
                                          __ATOMIC_RELAXED))
             continue;
         waited = 0;
-        kind->run(op->a, phase, task, tasks);
+        const struct op *op = ops + at / 2;
+        const struct kind *kind = kind_of(op);
+        int phase = (int)(at % 2);
+        int64_t tasks = kind->tasks(op->a, phase);
+        kind->run(op->a, phase, tasks - left, tasks);
         if (__atomic_add_fetch(&team->done, 1, __ATOMIC_ACQ_REL) < tasks) continue;
         at = phase + 1 < kind->phases ? at + 1 : (at / 2 + 1) * 2;
         at = run_singles(ops, at, end);
         team->done = 0;
-        __atomic_store_n(&team->word, (uint64_t)at << TASK_BITS, __ATOMIC_RELEASE);
+        __atomic_store_n(&team->word, begun(ops, at, end), __ATOMIC_RELEASE);
     }
 }
 
@@ -606,7 +615,7 @@ static void run_shared(const struct op *ops, int64_t from, int64_t to, int threa
     struct team team = {0, 0};
     int64_t end = 2 * to, at = run_singles(ops, 2 * from, end);
     if (at >= end) return;
-    team.word = (uint64_t)at << TASK_BITS;
+    team.word = begun(ops, at, end);
 #pragma omp parallel num_threads(threads) if (threads > 1)
     work(ops, end, &team);
 }
