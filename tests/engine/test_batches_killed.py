@@ -14,13 +14,15 @@ import openai
 from helpers_served import Served, serving
 from helpers_speed import slowness
 
-COUNT = 40
+COUNT, SHORT = 40, 22
+"""Lines of the batch, and those that are soon answered: the engine stops while others are not."""
 CHAT = "/v1/chat/completions"
 
 
 def body(number: int) -> dict[str, Any]:
-    return {"model": "default", "max_tokens": 60, "temperature": 0, "ignore_eos": True,
-            "messages": [{"role": "user", "content": f"What is {number} + 30?"}]}
+    return {"model": "default", "max_tokens": 60 if number < SHORT else 400, "temperature": 0,
+            "ignore_eos": True, "messages": [
+                {"role": "user", "content": f"What is {number} + 30?"}]}
 
 
 def kill(served: Served, role: str) -> None:
