@@ -143,8 +143,9 @@ class DiskPages:
             os.utime(path, dir_fd=self._fd, follow_symlinks=False)
             return True
         size = HEADER.size + len(page)
-        if self.bytes + size > self.bound or self._written > self.bound // SPARE:
-            self._make_room(size)
+        if ((self.bytes + size > self.bound or self._written > self.bound // SPARE)
+                and not self._make_room(size)):
+            return False
         head = HEADER.pack(MAGIC, self._namespace, name, len(page), crc, 0)[:-4]
         head += zlib.crc32(head).to_bytes(4, "little")
         scratch = f"{self._own}/.{os.getpid()}-{next(self._numbers)}"
@@ -175,19 +176,20 @@ class DiskPages:
 
     # --- room ------------------------------------------------------------------------------------
 
-    def _make_room(self, size: int) -> None:
+    def _make_room(self, size: int) -> bool:
         """Removes the least recently used files of all namespaces until there is room for `size`
-        bytes and some more; nothing where another engine is at it."""
+        bytes and some more. False: another engine is at it, or it cannot be done; who wrote all the
+        same would exceed the bound for as long as the other one takes."""
         try:
             lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
         except OSError as error:
             self._say("no room is made", error)
-            return
+            return False
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             files = sorted(self._look())
             if self.bytes + size <= self.bound:
-                return
+                return True
             goal = max(0, self.bound - self.bound // SPARE - size)
             for page in files:
                 if self.bytes <= goal:
@@ -196,8 +198,9 @@ class DiskPages:
                 self.bytes -= page.bytes
                 self.pages -= 1
                 self.evicted += 1
+            return True
         except OSError:  # held by another
-            pass
+            return False
         finally:
             os.close(lock)
 

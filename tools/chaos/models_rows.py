@@ -39,6 +39,7 @@ from actorium.tools.chaos.checked_streams import CLEAN, crowding, quantile
 from actorium.tools.chaos.cluster_rows import free_port
 from actorium.tools.chaos.faults import actors, send
 from actorium.tools.chaos.rig import leftovers
+from actorium.tools.cli.status import about
 from actorium.tools.null.null_worker import VOCAB, hash_tokens
 
 NAME = "many"
@@ -233,9 +234,10 @@ class ModelsTraffic:
         """Returns the processes that `what` stands for in an engine or the server; none = it does
         not run."""
         if what in (LAUNCHER, ENGINE):
-            if name not in self._made.engines():
+            # An engine may end between one look and the next.
+            launcher = about(self._made.base / name).get("pid")
+            if launcher is None or name not in self._made.engines():
                 return []
-            launcher = int(json.loads((self._made.base / name / "engine.json").read_text())["pid"])
             return [launcher, *(processes_of_session(launcher) if what == ENGINE else ())]
         actor = actors(self._made.base / name).get(what)
         return [] if actor is None else [actor.pid]
