@@ -97,8 +97,8 @@ class AnswerText(Struct):
         """Appends more of the answer."""
         self.content += more.content
         self.thinking += more.thinking
-        self.calls = self.calls + more.calls
-        self.logprobs = self.logprobs + more.logprobs
+        self.calls.extend(more.calls)
+        self.logprobs.extend(more.logprobs)
 
 
 class CallAssembler:
@@ -134,7 +134,7 @@ class CallAssembler:
             return
         function = OllamaFunctionCall(index=begun.call, name=begun.name,
                                       arguments=Raw((arguments or "{}").encode()))
-        text.calls = [*text.calls, OllamaCall(id=self._call_id(begun), function=function)]
+        text.calls.append(OllamaCall(id=self._call_id(begun), function=function))
 
 
 def _is_object(text: str) -> bool:
