@@ -547,6 +547,8 @@ class Ready(Message):
     inexact: str = ""
     """Why a token's numbers may depend on more than itself and what is before it; "": they do
     not."""
+    adapters: Count = 0
+    """Different adapters that the sequences in slots may have; 0 = the worker serves none."""
 
 
 class RowLogprobs(Struct, frozen=True, array_like=True, gc=False):
@@ -622,6 +624,16 @@ class PageAnswer(Message):
     """What the directory holds, as far as this worker knows."""
 
 
+class AdapterAnswer(Message):
+    """A rank has read an adapter (`LoadAdapter`), or cannot serve it."""
+
+    epoch: Epoch
+    rank: Count
+    number: Count
+    error: Short = ""
+    """Why it cannot be served; "": it can."""
+
+
 class Unloaded(Message):
     """A rank of the worker has done an `Unload`, or was asked (`Reset`) while it is unloaded."""
 
@@ -630,7 +642,7 @@ class Unloaded(Message):
 
 
 ToScheduler = (Submit | AbortRequest | ResumeRequest | Hello | Stop | Flush | ControlRequest | Ready
-               | StepResult | PageAnswer | Unloaded)
+               | StepResult | PageAnswer | Unloaded | AdapterAnswer)
 
 
 # --- scheduler -> worker -------------------------------------------------------------------------
@@ -653,6 +665,8 @@ class Admit(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc
     """The checkpoint of the recurrent state after cached_len tokens; 0 = the state starts empty
     (then cached_len is 0)."""
     media: Media = []
+    adapter: Count = 0
+    """Number of the adapter (`AdapterRef`) that computes it; 0 = the model by itself."""
 
 
 class RowMask(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -721,7 +735,8 @@ class Masks(Message):
 
 
 class Reset(Message):
-    """Clears every slot; the next plan carries this epoch.
+    """Clears every slot, and forgets what the numbers of adapters stand for, but not what was read
+    of them; the next plan carries this epoch.
 
     A scheduler sends it when it starts, and the worker answers with its `Ready`. It sends it again,
     with the worker's own epoch, when it has processed that `Ready`: a worker ignores all plans
@@ -758,7 +773,35 @@ class Reload(Message):
     epoch: Epoch
 
 
-ToWorker = StepPlan | Masks | Reset | PageOrder | Unload | Reload
+class AdapterRef(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """A LoRA adapter as the scheduler names it to the worker."""
+
+    number: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+    """Never used twice within an epoch of the scheduler."""
+    path: Short
+    """A directory with PEFT's files, or a GGUF file."""
+    digest: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    """SHA-256 of all that it holds."""
+
+
+class LoadAdapter(Message):
+    """Read an adapter into the host's memory, off the steps' thread; each rank answers with
+    `AdapterAnswer`. Sequences may have it from then on (`Admit.adapter`)."""
+
+    epoch: Epoch
+    adapter: AdapterRef
+
+
+class DropAdapter(Message):
+    """Forget an adapter, which no sequence in a slot has. Not answered; unknown numbers are
+    ignored."""
+
+    epoch: Epoch
+    number: Count
+
+
+ToWorker = (StepPlan | Masks | Reset | PageOrder | Unload | Reload | LoadAdapter
+            | DropAdapter)
 
 
 # --- scheduler -> detokenizer --------------------------------------------------------------------
