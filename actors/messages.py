@@ -106,6 +106,8 @@ RESERVED_TEMPLATE_ARGS = frozenset({"messages", "tools", "raise_exception", "str
 Template = Annotated[str, Meta(min_length=1, max_length=MAX_TEMPLATE)]
 Salt = Annotated[str, Meta(max_length=256)]
 """Separates cached prefixes: only requests with the same salt share them."""
+AdapterName = Annotated[str, Meta(max_length=256)]
+"""Name of a LoRA adapter; "" = the model by itself."""
 Turns = Annotated[list["ChatMessage"], Meta(max_length=4 * MAX_TURNS)]
 """Bounds what is decoded; the refusal of a longer conversation names the real limit."""
 NO_ARGS, NO_TOOLS = Raw(b"\x80"), Raw(b"\x90")
@@ -188,6 +190,7 @@ class Generate(Message):
     """A vector or scores are wanted, not a completion: then `params` are the default ones."""
     text_pair: str | None = None
     """The second text of a pair whose scores are wanted; with `text` and the task classify."""
+    adapter: AdapterName = ""
 
 
 class Abort(Message):
@@ -271,8 +274,22 @@ class Control(Message):
     """Of "pause": the prefix cache is emptied, too."""
 
 
+class AdapterCall(Message):
+    """Loads a LoRA adapter under a name, unloads it, or asks which there are. Answered on the
+    stream (`Answer`), once every rank of the worker has read what is loaded, by {"adapters": those
+    that there are}, or {"error": {"code", "message"}}."""
+
+    rid: Rid
+    order: Literal["load", "unload", "list"]
+    name: Short = ""
+    path: Short = ""
+    """Of "load": a folder in PEFT's format, or a .gguf file."""
+    replace: bool = False
+    """Of "load": an adapter of this name may be there, and gives way to it."""
+
+
 ToTokenizerFront = (Generate | Abort | Resume | Tokenize | Detokenize | ServerInfo | FlushCache
-                    | Control)
+                    | Control | AdapterCall)
 
 
 # --- tokenizer (front) -> client -----------------------------------------------------------------
@@ -397,7 +414,7 @@ class TextBatch(Message):
 
 
 class Answer(Message):
-    """The result of an order that went round the ring (`FlushCache`, `Control`)."""
+    """The result of an order that went round the ring (`FlushCache`, `Control`, `AdapterCall`)."""
 
     rid: Rid
     json: bytes
@@ -453,6 +470,16 @@ Media = Annotated[list[MediaItem], Meta(max_length=1024)]
 """In the order of the prompt."""
 
 
+class NamedAdapter(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """A LoRA adapter that a request names, and what that name stands for when the request is
+    admitted: it ends with that, whatever becomes of the name."""
+
+    name: Short
+    path: Short = ""
+    digest: Annotated[bytes, Meta(max_length=32)] = b""
+    """SHA-256 of all that the adapter holds; empty = the scheduler looks it up."""
+
+
 class Submit(Message):
     """A checked request: token ids and resolved parameters.
 
@@ -489,6 +516,8 @@ class Submit(Message):
     """When the scheduler got it; CLOCK_MONOTONIC seconds, 0 = no spans are made of it."""
     pooling: ResolvedPooling | None = None
     """Nothing is sampled: the sequence ends with the step that computes the end of its prompt."""
+    adapter: NamedAdapter | None = None
+    """None = the model by itself."""
 
 
 class Flush(Message):
@@ -503,6 +532,20 @@ class ControlRequest(Message):
 
     client: ClientId
     control: Control
+
+
+class AdapterOrder(Message):
+    """See `AdapterCall`; answered by a `Reply`. Of what is loaded the files are read in front of
+    the scheduler's core, which gets what they hold, or why they cannot be served."""
+
+    client: ClientId
+    """Empty = the engine's own, at its start: not answered."""
+    call: AdapterCall
+    digest: Annotated[bytes, Meta(max_length=32)] = b""
+    rank: Count = 0
+    base: Short = ""
+    """Name of the model that the adapter was trained on; "" = not said."""
+    error: Short = ""
 
 
 class AbortRequest(Message):
@@ -677,7 +720,7 @@ class Unloaded(Message):
 
 
 ToScheduler = (Submit | AbortRequest | ResumeRequest | Hello | Stop | Flush | ControlRequest | Ready
-               | StepResult | PageAnswer | Unloaded | AdapterAnswer)
+               | StepResult | PageAnswer | Unloaded | AdapterAnswer | AdapterOrder)
 
 
 # --- scheduler -> worker -------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import (
     MAX_CLIENT_MESSAGE_BYTES,
     MAX_TEMPLATE,
+    AdapterName,
     ChatMessage,
     Generate,
     Pooled,
@@ -87,6 +88,8 @@ class Request(Struct, frozen=True, kw_only=True):
     priority: int = 0
     """Higher goes first where the engine schedules by priority; the lowest, `messages.BACKGROUND`,
     gives way to all others in any case."""
+    adapter: str | None = None
+    """Name of the LoRA adapter that computes it; None = the model by itself."""
     resumable: Resumable | None = None
     """Lets the request outlive its client."""
     traceparent: str | None = None
@@ -187,7 +190,8 @@ def encode_request(rid: str, request: Request, tenant: str = "") -> tuple[bytes,
                        resume_seconds=resumable.seconds, media=request.media,
                        created=resumable.created,
                        trace=check_trace(request.traceparent, request.tracestate),
-                       pooling=check_pooling(request), text_pair=request.text_pair)
+                       pooling=check_pooling(request), text_pair=request.text_pair,
+                       adapter=check_adapter(request.adapter))
     field = "prompt" if messages is None else "messages"
     frame = encode(message, field)
     try:
@@ -319,6 +323,13 @@ def check_salt(salt: Any) -> str:
     if salt is None:
         return ""
     return str(_within(salt, Salt, "cache_salt", "a string of at most 256 characters"))
+
+
+def check_adapter(name: Any) -> str:
+    """Returns the name of an adapter, "" for None. Raises `InvalidRequest` naming the field."""
+    if name is None:
+        return ""
+    return str(_within(name, AdapterName, "adapter", "a name of 1 to 256 characters"))
 
 
 def check_trace(parent: Any, state: Any) -> TraceContext | None:
