@@ -43,6 +43,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "ssl_keyfile": ("ssl-key-file",),
     "replicas": ("data-parallel-size", "dp-size", "dp"),
     "limit_mm_per_prompt": ("limit-mm-data-per-request",),
+    "lora_modules": ("lora-paths",),
+    "max_loras": ("max-loras-per-batch",),
+    "max_cpu_loras": ("max-loaded-loras",),
 }
 """Field -> other names of its flag, without the dashes (and without the enable- of a switch)."""
 

@@ -152,7 +152,9 @@ def _parsed(kind: type, text: str, optional: bool) -> Any:
 
 
 def _split_names(values: Iterable[str]) -> Names:
-    return tuple(stripped for value in values for name in value.split(",")
+    # A JSON object among them, as of lora_modules, has commas of its own.
+    return tuple(stripped for value in values
+                 for name in ([value] if value.lstrip()[:1] in ("{", "[") else value.split(","))
                  if (stripped := name.strip()))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from actorium.actors.config.adapter_settings import AdapterConfig
 from actorium.actors.config.cluster_settings import ClusterConfig
 from actorium.actors.config.media_settings import MediaConfig
 from actorium.actors.config.models_settings import ModelsConfig
@@ -454,6 +455,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     probes: ProbeConfig = ProbeConfig()
     gateway: GatewayConfig = GatewayConfig()
     media: MediaConfig = MediaConfig()
+    adapters: AdapterConfig = AdapterConfig()
     cluster: ClusterConfig = ClusterConfig()
     models: ModelsConfig = ModelsConfig()
     runtime: RuntimeConfig = RuntimeConfig()

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from actorium.actors.config.adapter_settings import adapter_rules
 from actorium.actors.config.attention_names import asked_backends
 from actorium.actors.config.call_format_names import TOOL_PARSERS
 from actorium.actors.config.cluster_settings import cluster_rules, clustered
@@ -59,6 +60,7 @@ def validate(config: Config) -> Config:
     for where, ok, want in (*_model_rules(config.model), *_memory_rules(config.memory),
                             *_scheduler_rules(config.scheduler), *_device_rules(config.device),
                             *_process_rules(config), *media_rules(config.media),
+                            *adapter_rules(config.adapters),
                             *cluster_rules(config.cluster),
                             *models_rules(config.models, config.model.model),
                             *_several_models_rules(config)):
