@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from actorium.gpu.families.architectures import model_tensors
+from actorium.gpu.families.adapted_modules import adapted_modules
 from actorium.gpu.models.decoder import Decoder
 from actorium.gpu.models.layer_weights import NamedProduct
 from actorium.gpu.parallel.split_layers import SummedLinear
@@ -48,9 +48,9 @@ class AdaptedLayers:
         self.slots, self.rank = slots, rank
         self._step, self._ops = StepRows(), model.ops
         self._dtype, self._device = model.dtype, model.device
-        self._columns = {spec.module: spec.shape[1] for spec in model_tensors(model.shape)
-                         if len(spec.shape) == 2}
-        named = {id(own.product): own for own in model.products}
+        self._columns = {spec.module: spec.shape[1] for spec in adapted_modules(model.shape)}
+        named = {id(own.product): own for own in model.products
+                 if own.modules[0].module in self._columns}
         self._model = copy.copy(model)
         self._model.drafter = None
         self._model.layers = [self._layer(layer, named) for layer in model.layers]
