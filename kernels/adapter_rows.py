@@ -27,8 +27,8 @@ class AdapterRows:
 
 def sorted_rows(slots: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """`AdapterRows`' two arrays. slots: i32[T], of each row of a step; below 0: it has none."""
-    rows = np.flatnonzero(slots >= 0)
-    rows = rows[np.argsort(slots[rows], kind="stable")].astype(np.int32)
+    there = np.flatnonzero(slots >= 0)
+    rows = there[np.argsort(slots[there], kind="stable")]
     own = slots[rows]
     ends = np.append(np.flatnonzero(np.diff(own)) + 1, len(own))
     parts, start = [], 0
@@ -37,7 +37,7 @@ def sorted_rows(slots: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np
         parts.append(np.stack((np.full_like(first, own[start]), first,
                                np.minimum(BLOCK, end - first)), 1))
         start = end
-    return rows, np.concatenate(parts).astype(np.int32)
+    return rows.astype(np.int32), np.concatenate(parts).astype(np.int32)
 
 
 class AdapterStack:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.fx import Node
 
 from actorium.gpu.families.adapted_modules import adapted_modules
 from actorium.gpu.models.decoder import Decoder
@@ -78,7 +79,8 @@ class AdaptedLayers:
     def _layer(self, layer: Any, named: dict[int, NamedProduct]) -> Any:
         """A copy of the layer, with adapted products where it takes all rows of a step."""
         graph = PartGraph(layer, "", ("stream", "step"))
-        paths = dict.fromkeys(str(node.args[1].target) for node in graph.nodes(c.linear))
+        products = [node.args[1] for node in graph.nodes(c.linear)]
+        paths = dict.fromkeys(str(own.target) for own in products if isinstance(own, Node))
         for path in paths:
             own = graph.object_at(path)
             made = self._adapted(own, named)
@@ -117,7 +119,7 @@ class AdaptedLayers:
         product = own.product if gated is None else Halves(gated)
         assert isinstance(product, Linear)
         ins = self._columns[own.modules[0].module]
-        stack = AdapterStack(self.slots, self.rank, ins, [part.count for part in own.modules],
+        stack = AdapterStack(self.slots, self.rank, ins, [part.outs for part in own.modules],
                              self._dtype, self._device)
         for module, part in enumerate(own.modules):
             place = ModulePlace(len(self.stacks), module, part.rows)

@@ -56,7 +56,7 @@ class AdapterReader:
     def read(self, files: AdapterFiles) -> HostAdapter:
         """Raises `BadModel` that names a module which the model has not, or which cannot have an
         adapter, or whose shape is another one."""
-        parts = []
+        parts: list[AdapterPart] = []
         with opened(files) as tensor:
             for name, own in files.modules.items():
                 try:
@@ -71,6 +71,8 @@ class AdapterReader:
         known = self.shapes.get(weight) if fused is None else fused.shape
         if known is None or len(known) != 2:
             raise BadModel(f"{shown(name)} is no linear module of the model")
+        if fused is None:
+            self._places(name, weight)
         turned = weight.endswith(".weight_t")
         outs, ins = reversed(known) if turned else known
         if own.a.shape[1] != ins or own.b.shape[0] != outs:
@@ -83,20 +85,23 @@ class AdapterReader:
 
     def _part(self, name: str, weight: str, a: Tensor, b: Tensor, scale: float
               ) -> Iterator[AdapterPart]:
-        places = self.places.get(weight.removesuffix(".weight"))
-        if places is None:
-            raise BadModel(f"{shown(name)} cannot have an adapter: served are those of attention, "
-                           "recurrent layers and dense MLPs, not of experts, routers, embeddings "
-                           "or heads")
         own = self.slices.slices.get(weight)
         if own is not None and own.dim == 0:
             b = self.slices.taken(weight, b)
         elif own is not None:
             a = self.slices.taken(weight, a)
-        for place in places:
+        for place in self._places(name, weight):
             rows = b if place.rows is None else b.index_select(0, place.rows.cpu())
             yield AdapterPart(place.product, place.module, self._held(a), self._held(rows.t()),
                               scale)
+
+    def _places(self, name: str, weight: str) -> Sequence[ModulePlace]:
+        places = self.places.get(weight.removesuffix(".weight"))
+        if places is None:
+            raise BadModel(f"{shown(name)} cannot have an adapter: served are those of attention, "
+                           "recurrent layers and dense MLPs, not of experts, routers, embeddings "
+                           "or heads")
+        return places
 
     def _held(self, matrix: Tensor) -> Tensor:
         """In memory of its own."""

@@ -17,11 +17,11 @@ NOTHING = -1
 
 
 class StagedRows(NamedTuple):
-    """Numbers of a step's `AdapterRows` in its upload."""
+    """Where a step's `AdapterRows` lie in its upload."""
 
     rows: int
     blocks: int
-    count: int
+    number: int
     """Of blocks."""
 
 
@@ -70,7 +70,7 @@ class AdapterSlots:
         """The same on the device; the upload has been sent."""
         tensor = self._arrays.tensor
         return AdapterRows(tensor(up[staged.rows]),
-                           tensor(up[staged.blocks]).view(staged.count, 3))
+                           tensor(up[staged.blocks]).view(staged.number, 3))
 
     def _slot(self, epoch: int, number: int) -> int:
         adapter = self.known.get((epoch, number))

@@ -62,7 +62,7 @@ class ModuleRows(NamedTuple):
     """Rows of a product's weight that are of one of the checkpoint's modules."""
 
     module: str
-    count: int
+    outs: int
     rows: Tensor | None = None
     """See `Part`."""
 
