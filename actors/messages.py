@@ -14,14 +14,17 @@ All messages are in one file, because the protocol is best read in one place.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Raw, Struct
 
 from actorium.actors.params import (
     MAX_BAD_WORDS,
     MAX_N,
+    PoolingParams,
+    PoolingTask,
     ResolvedParams,
+    ResolvedPooling,
     SamplingParams,
     Seed,
     TextParams,
@@ -145,7 +148,8 @@ class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
 
 class Generate(Message):
-    """Requests completions of one prompt: exactly one of text, tokens, messages is set.
+    """Requests completions of one prompt, or what a model's pooling makes of it: exactly one of
+    text, tokens, messages is set.
 
     Idempotent by (client, rid).
     """
@@ -180,6 +184,10 @@ class Generate(Message):
     """Unix time, seconds: what answers call their creation, also when they are sent again."""
     trace: TraceContext | None = None
     """Of an engine that exports traces: None = the request begins one."""
+    pooling: PoolingParams | None = None
+    """A vector or scores are wanted, not a completion: then `params` are the default ones."""
+    text_pair: str | None = None
+    """The second text of a pair whose scores are wanted; with `text` and the task classify."""
 
 
 class Abort(Message):
@@ -339,6 +347,23 @@ class Usage(Struct, frozen=True, array_like=True, gc=False):
     """The drafted tokens that were accepted."""
 
 
+class Pooled(Struct, frozen=True, array_like=True, gc=False):
+    """A vector, or one for each token."""
+
+    shape: list[Count]
+    """[width] or [tokens, width]"""
+    data: bytes
+    """f4[*shape], little-endian."""
+
+    def tolist(self) -> list[Any]:
+        """Returns the numbers: a list, or a list for each token."""
+        view = memoryview(self.data).cast("f")
+        *rows, width = self.shape
+        if not rows:
+            return view.tolist()
+        return [view[at:at + width].tolist() for at in range(0, rows[0] * width, width)]
+
+
 class Delta(Struct, frozen=True, array_like=True, gc=False):
     """The output of one choice of one request since its last delta."""
 
@@ -361,6 +386,8 @@ class Delta(Struct, frozen=True, array_like=True, gc=False):
     prompt_tokens: Count = 0
     """This and `created` are set where `start` is 0: what was recorded when it was admitted."""
     created: Count = 0
+    pooled: Pooled | None = None
+    """Set with finish_reason == "stop" where `Generate.pooling` is."""
 
 
 class TextBatch(Message):
@@ -460,6 +487,8 @@ class Submit(Message):
     """None = no spans are made of it."""
     queued: float = 0.0
     """When the scheduler got it; CLOCK_MONOTONIC seconds, 0 = no spans are made of it."""
+    pooling: ResolvedPooling | None = None
+    """Nothing is sampled: the sequence ends with the step that computes the end of its prompt."""
 
 
 class Flush(Message):
@@ -547,6 +576,10 @@ class Ready(Message):
     inexact: str = ""
     """Why a token's numbers may depend on more than itself and what is before it; "": they do
     not."""
+    pooling: list[PoolingTask] = []
+    """What it can make of prompts beside completions."""
+    whole_prompts: bool = False
+    """Every token attends to all of its prompt, which is computed in one step and never cached."""
 
 
 class RowLogprobs(Struct, frozen=True, array_like=True, gc=False):
@@ -569,8 +602,8 @@ class RowLogprobs(Struct, frozen=True, array_like=True, gc=False):
 class StepResult(Message):
     """The output of a step, in the order of the plan's sampled rows.
 
-    Sampled rows: first the extends that ended their prompt (in plan order), then `decode`. A decode
-    emits between one token and one more than the drafts it verified.
+    Sampled rows: first the extends that ended their prompt (in plan order, without those that are
+    pooled), then `decode`. A decode emits between one token and one more than the drafts it verified.
     """
 
     epoch: Epoch
@@ -603,6 +636,8 @@ class StepResult(Message):
     them means nothing."""
     lost: Column = b""
     """i4[n]: host slots of `StepPlan.load` that are corrupt: their pages were not copied."""
+    pooled: list[tuple[Slot, Pooled]] = []
+    """Of each extend that ends a prompt with `Admit.pooling`; such a prompt has no sampled row."""
 
 
 class PageAnswer(Message):
@@ -653,6 +688,8 @@ class Admit(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc
     """The checkpoint of the recurrent state after cached_len tokens; 0 = the state starts empty
     (then cached_len is 0)."""
     media: Media = []
+    pooling: ResolvedPooling | None = None
+    """Nothing is sampled at the end of the tokens; see `StepResult.pooled`."""
 
 
 class RowMask(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -779,6 +816,8 @@ class SequenceEvent(Struct, frozen=True, array_like=True, gc=False):
     draft_tokens: int | None = None
     """Sent with the end: drafts verified for the sequence, and those accepted."""
     accepted_tokens: int | None = None
+    pooled: Pooled | None = None
+    """Sent with the end; the ledger does not keep it."""
 
 
 class Open(Message):
