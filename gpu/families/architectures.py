@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from actorium.actors.config.tree import MADE_BITS, STORED, Config
 from actorium.actors.errors import SHOWN, BadConfig, BadModel
+from actorium.actors.models.encoders import SUFFIXES
 from actorium.actors.models.model_classes import MODEL_TYPES, architecture
 from actorium.actors.models.model_dir import read_config, within
 from actorium.actors.models.pooling_shape import PoolingShape, generating_class, read_pooling
-from actorium.gpu.families import encoder_config as encoders
 from actorium.gpu.families import layer_norm_config as ln
 from actorium.gpu.families import tensor_names as names
 from actorium.gpu.families.decoder_config import ConfigReader
@@ -40,6 +40,7 @@ from actorium.gpu.families.dense_config import (
     seed_oss,
     smollm3,
 )
+from actorium.gpu.families.encoder_config import READERS, bidirectional
 from actorium.gpu.families.fp8_config import served_fp8
 from actorium.gpu.families.gemma_config import gemma3n, gemma4, gemma_layer
 from actorium.gpu.families.granite_config import (
@@ -207,7 +208,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Gemma3nForCausalLM": Architecture(gemma3n, gemma_layer),
     "Gemma3nForConditionalGeneration": Architecture(gemma3n, gemma_layer),
     **{f"{family}{end}": Architecture(read, causal_layer, named)
-       for family, read, named in encoders.ENCODERS for end in encoders.CLASSES},
+       for family, (read, named) in READERS.items() for end in SUFFIXES},
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""
@@ -246,7 +247,7 @@ def shape_from_config(
     bits = 8.0 if fp8 and not fp8.online else stored.bits if stored else 0.0
     shape = (_by_transformers(raw, where, dtype, bits, own) if theirs else
              ARCHITECTURES[name].read(raw, where, dtype))
-    shape = encoders.bidirectional(shape, raw, where)
+    shape = bidirectional(shape, raw, where)
     shape = replace(shape, fp8=fp8, max_model_len=within(shape.max_model_len, max_model_len),
                     vision=None if text_only else shape.vision, pooling=pooling)
     if pooling is not None and not pooling.generates:

@@ -17,7 +17,9 @@ from types import MappingProxyType
 from typing import Any
 
 from actorium.actors.errors import shown
+from actorium.actors.models.encoders import attends_to_both_sides
 from actorium.actors.models.model_classes import UNUSED_POSITIONS
+from actorium.actors.models.model_dir import text_config
 from actorium.gpu.families.decoder_config import ConfigReader, Fields, completed, decoder_shape
 from actorium.gpu.families.layer_norm_config import activation_of
 from actorium.gpu.families.layer_shapes import LayerNorms
@@ -127,9 +129,10 @@ def bidirectional(shape: ModelShape, raw: dict[str, Any], where: Path) -> ModelS
     """The shape of a decoder whose config says that its tokens attend to both sides
     (`is_causal: false`, `use_bidirectional_attention`). Raises `BadModel` where its layers cannot
     do so."""
-    name = "is_causal" if raw.get("is_causal") is False else "use_bidirectional_attention"
-    if shape.bidirectional or raw.get(name) is not (name != "is_causal"):
+    if shape.bidirectional or not attends_to_both_sides(raw, ""):
         return shape
+    text = text_config(raw)
+    name = "is_causal" if text.get("is_causal") is False else "use_bidirectional_attention"
     for field, wrong in (("recurrent layers", shape.recurrent), ("latents", shape.latent),
                          ("chunks", shape.chunked), ("capped scores", shape.attention_cap),
                          ("sinks", shape.sinks), ("slopes (ALiBi)", shape.alibi),
@@ -137,8 +140,10 @@ def bidirectional(shape: ModelShape, raw: dict[str, Any], where: Path) -> ModelS
                          ("keys of other layers", shape.kv_sources),
                          ("scaled queries", shape.query_scaling)):
         if wrong:
-            raise Fields(raw, where).bad(name, f"{shown(raw[name])} is not supported with {field}")
-    windows = tuple(own and own // 2 + 1 for own in shape.windows)
+            raise Fields(raw, where).bad(name, f"{shown(text[name])} is not supported with {field}")
+    # Gemma counts the tokens on both sides, others those on each.
+    half = name != "is_causal"
+    windows = tuple(own and (own // 2 if half else own) + 1 for own in shape.windows)
     return replace(shape, bidirectional=True, windows=windows, mtp_layers=0)
 
 
@@ -164,12 +169,9 @@ def _learned(raw: dict[str, Any], where: Path, shape: ModelShape) -> ModelShape:
     return replace(shape, ropes=(), learned_positions=shape.max_model_len)
 
 
-ENCODERS: tuple[tuple[str, ConfigReader, Renames], ...] = (
-    ("Bert", bert, ENCODER), ("Roberta", roberta, ROBERTA_NAMES), ("Camembert", roberta, ROBERTA_NAMES),
-    ("XLMRoberta", roberta, ROBERTA_NAMES), ("DistilBert", distilbert, ENCODER),
-    ("NomicBert", nomic_bert, ENCODER), ("Gte", gte, ENCODER), ("New", gte, ENCODER),
-    ("ModernBert", modernbert, ENCODER), ("EuroBert", eurobert, ENCODER))
-"""(what their classes' names begin with, the reader of their configs, what their checkpoints call
-tensors). `New` is what GTE's own code calls itself."""
-CLASSES = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
-"""What they end with."""
+READERS: dict[str, tuple[ConfigReader, Renames]] = {
+    "Bert": (bert, ENCODER), "DistilBert": (distilbert, ENCODER),
+    **dict.fromkeys(("Roberta", "XLMRoberta", "Camembert"), (roberta, ROBERTA_NAMES)),
+    "NomicBert": (nomic_bert, ENCODER), **dict.fromkeys(("Gte", "New"), (gte, ENCODER)),
+    "ModernBert": (modernbert, ENCODER), "EuroBert": (eurobert, ENCODER)}
+"""Of `encoders.ENCODERS`: the reader of their configs, what their checkpoints call tensors."""

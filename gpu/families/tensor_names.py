@@ -86,6 +86,8 @@ ENCODER: Renames = (
     (r"\.(intermediate\.dense|ffn\.lin1|mlp\.fc11)\.", ".mlp.up_proj."),
     (r"\.mlp\.fc12\.", ".mlp.gate_proj."), (r"\.mlp\.Wi\.", ".mlp.gate_up_proj."),
     (r"\.(output\.dense|ffn\.lin2|mlp\.fc2|mlp\.Wo)\.", ".mlp.down_proj."),
+    (r"^((pooler\.|classifier\.)?dense|pre_classifier)\.", "head.dense."),
+    (r"^classifier\.(out_proj\.)?(?=(weight|bias)$)", "score."),
     (r"\.attn_norm\.", ".input_layernorm."), (r"\.mlp_norm\.", ".post_attention_layernorm."))
 """Of BERT and its kin, ModernBERT among them."""
 ROBERTA: Renames = (

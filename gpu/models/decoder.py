@@ -260,6 +260,8 @@ class Decoder(LoadedModel):
         """tensors: as `model_tensors` names them; they are taken out of the dict, but for those of
         the layer that drafts. The others: see `LoadedModel`; of a group, they are this rank's."""
         super().__init__(shape, device, attention, native, kernels, group)
+        if shape.bidirectional:
+            self.no_graphs = "nothing is decoded"
         whole = LayerWeights(tensors, "", self.ops, shape.norm_plus_one, group, device=device)
         # The largest first: what a layer is made of lies beside what was made before.
         self.embed, self.head = embedding_and_head(whole, shape)
@@ -314,7 +316,8 @@ class Decoder(LoadedModel):
         hidden, scale, late = self.embeddings(tokens), self.shape.embed_scale, False
         hidden = hidden if scale == 1 else hidden * scale
         if self.types is not None:
-            hidden = hidden + (self.types[0] if types is None else self.types[types])
+            alone = types is None or len(self.types) == 1
+            hidden = hidden + (self.types[0] if alone else self.types[types])
         if self.embed_norm is not None and not (late := self.shape.bidirectional):
             hidden = self.ops.layer_norm(hidden, self.embed_norm, self.shape.norm_eps)
         if self.positions is not None:

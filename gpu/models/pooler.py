@@ -3,6 +3,8 @@ or the head that makes scores of them. In float32, on every rank alike."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,10 +32,13 @@ class DenseLayer(NamedTuple):
     weight: Tensor
     """f32[rows, columns]"""
     bias: Tensor | None = None
+    norm: Callable[[Tensor], Tensor] = _ACTIVATIONS["none"]
+    """Of what the activation gives."""
 
     def forward(self, x: Tensor) -> Tensor:
         """f32[n, columns] -> f32[n, rows]"""
-        return _ACTIVATIONS[self.activation](functional.linear(x, self.weight, self.bias))
+        return self.norm(_ACTIVATIONS[self.activation](
+            functional.linear(x, self.weight, self.bias)))
 
 
 class Pooler:
@@ -59,9 +64,17 @@ def load_pooler(shape: PoolingShape, path: Path, device: torch.device,
                 tensors: WeightTensors) -> Pooler:
     """path: of the checkpoint; tensors: those of its own folder, of which the head's are taken out.
     Raises `BadModel`."""
-    head = [DenseLayer(layer.activation, *(
-        materialised(tensors.pop(f"{layer.name}.{part}"))
-        for part in ("weight", "bias")[:1 + layer.bias])) for layer in shape.head]
+    def taken(name: str, bias: bool) -> list[Tensor | None]:
+        weight = materialised(tensors.pop(f"{name}.weight"))
+        return [weight, materialised(tensors.pop(f"{name}.bias")) if bias else None]
+
+    head = [DenseLayer(layer.activation, *taken(layer.name, layer.bias)) for layer in shape.head]
+    for i, layer in enumerate(shape.head):
+        if (norm := layer.norm) is not None:
+            weight, bias = taken(norm.name, norm.bias)
+            head[i] = head[i]._replace(norm=partial(
+                functional.layer_norm, normalized_shape=(layer.rows,), weight=weight, bias=bias,
+                eps=norm.eps))
     return Pooler(shape, [_dense(layer, path / layer.folder, device) for layer in shape.dense],
                   head)
 
