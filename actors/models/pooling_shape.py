@@ -122,8 +122,10 @@ def pooling_only(raw: dict[str, Any]) -> bool:
 
 def generating_class(name: str) -> str:
     """The class that has the layers of a class for pooling alone: Qwen3ForCausalLM of
-    Qwen3ForSequenceClassification; of others the name itself."""
-    parts = None if encoder_family(name) else _class_parts(name)
+    Qwen3ForSequenceClassification, BertModel of BertForMaskedLM; of others the name itself."""
+    if family := encoder_family(name):
+        return f"{family}Model"
+    parts = _class_parts(name)
     return name if parts is None else f"{parts[0]}ForCausalLM"
 
 

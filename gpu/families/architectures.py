@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from actorium.actors.config.tree import MADE_BITS, STORED, Config
 from actorium.actors.errors import SHOWN, BadConfig, BadModel
-from actorium.actors.models.encoders import SUFFIXES
 from actorium.actors.models.model_classes import MODEL_TYPES, architecture
 from actorium.actors.models.model_dir import read_config, within
 from actorium.actors.models.pooling_shape import PoolingShape, generating_class, read_pooling
@@ -207,8 +206,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Gemma4ForConditionalGeneration": Architecture(gemma4, gemma_layer),
     "Gemma3nForCausalLM": Architecture(gemma3n, gemma_layer),
     "Gemma3nForConditionalGeneration": Architecture(gemma3n, gemma_layer),
-    **{f"{family}{end}": Architecture(read, causal_layer, named)
-       for family, (read, named) in READERS.items() for end in SUFFIXES},
+    **{f"{family}Model": Architecture(read, causal_layer, named)
+       for family, (read, named) in READERS.items()},
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""

@@ -148,7 +148,9 @@ def embedding_and_head_tensors(s: ModelShape) -> list[TensorSpec]:
                   for spec in linear_tensors(f"{at}{i}", s.hidden, s.hidden)]
     if s.head_bias:
         specs.append(TensorSpec("lm_head.bias", (s.vocab_size,)))
-    return specs if s.tied or s.bidirectional else [*specs, TensorSpec(HEAD, (s.vocab_size, s.hidden))]
+    if s.tied or s.bidirectional:
+        return specs
+    return [*specs, TensorSpec(HEAD, (s.vocab_size, s.hidden))]
 
 
 def score_tensors(s: ModelShape) -> list[TensorSpec]:

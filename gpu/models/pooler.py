@@ -64,15 +64,16 @@ def load_pooler(shape: PoolingShape, path: Path, device: torch.device,
                 tensors: WeightTensors) -> Pooler:
     """path: of the checkpoint; tensors: those of its own folder, of which the head's are taken out.
     Raises `BadModel`."""
-    def taken(name: str, bias: bool) -> list[Tensor | None]:
+    def taken(name: str, bias: bool) -> tuple[Tensor, Tensor | None]:
         weight = materialised(tensors.pop(f"{name}.weight"))
-        return [weight, materialised(tensors.pop(f"{name}.bias")) if bias else None]
+        return weight, materialised(tensors.pop(f"{name}.bias")) if bias else None
 
-    head = [DenseLayer(layer.activation, *taken(layer.name, layer.bias)) for layer in shape.head]
-    for i, layer in enumerate(shape.head):
+    head = []
+    for layer in shape.head:
+        head.append(DenseLayer(layer.activation, *taken(layer.name, layer.bias)))
         if (norm := layer.norm) is not None:
             weight, bias = taken(norm.name, norm.bias)
-            head[i] = head[i]._replace(norm=partial(
+            head[-1] = head[-1]._replace(norm=partial(
                 functional.layer_norm, normalized_shape=(layer.rows,), weight=weight, bias=bias,
                 eps=norm.eps))
     return Pooler(shape, [_dense(layer, path / layer.folder, device) for layer in shape.dense],

@@ -1,5 +1,5 @@
-"""Attention within whole prompts, which lie one after the other: each token attends to tokens on both
-sides of it. Nothing is kept of them."""
+"""Attention within whole prompts, which lie one after the other: each token attends to tokens on
+both sides of it. Nothing is kept of them."""
 
 from __future__ import annotations
 
