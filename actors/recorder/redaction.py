@@ -135,8 +135,8 @@ class Redactor:
         self._decoded = None
 
     def redact_result(self, result: StepResult) -> StepResult:
-        """The result without vectors, and with its tokens redacted; all are 0 where the plan is not known any more (nor
-        will the core know it)."""
+        """The result without vectors, and with its tokens redacted; all are 0 where the plan is not
+        known any more (nor will the core know it)."""
         plans = self._plans
         while plans and plans[0][0] < result.step:
             plans.popleft()
