@@ -37,8 +37,14 @@ class NormShape(NamedTuple):
 
     name: str
     """Its tensors are `name`.weight and, with a bias, `name`.bias."""
+    width: int
     bias: bool
     eps: float
+
+    @property
+    def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
+        """As of `DenseShape`."""
+        return [("weight", (self.width,)), ("bias", (self.width,))][:1 + self.bias]
 
 
 class DenseShape(NamedTuple):
@@ -56,13 +62,19 @@ class DenseShape(NamedTuple):
     norm: NormShape | None = None
     """Of what the activation gives; None = it stays."""
 
+    @property
+    def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
+        """What its tensors are called behind `name`, and their shapes."""
+        weight = "weight", (self.rows, self.columns)
+        return [weight, ("bias", (self.rows,))] if self.bias else [weight]
+
 
 class PoolingShape(Struct, frozen=True, kw_only=True):
     """How prompts are pooled."""
 
     tasks: tuple[PoolingTask, ...]
     width: int
-    """Numbers of a vector, of the tasks embed and token_embed."""
+    """Numbers of a vector, of the tasks embed and token_embed; 0: config.json does not tell."""
     generates: bool = False
     """It completes prompts as well; else there is no head over the vocabulary."""
     kind: PoolingKind = "last"
@@ -146,6 +158,8 @@ def _of_class(where: Path, raw: dict[str, Any]) -> PoolingShape | None:
     if parts is None:
         return None
     suffix, hidden, labels = parts[1], _hidden(where, raw), _labels(where, raw)
+    if not hidden:
+        raise BadModel(f"{where}: hidden_size: must say how wide rows are", "model")
     if suffix.endswith("RewardModel"):
         process = suffix == "ForProcessRewardModel"
         count = 2 if process else 1
@@ -188,7 +202,7 @@ def _of_scoring_encoder(where: Path, raw: dict[str, Any], hidden: int, labels: t
         eps = raw.get("norm_eps", 1e-5)
         if not isinstance(eps, float) or not 0 < eps < 1:
             raise BadModel(f"{where}: norm_eps: must be between 0 and 1, got {shown(eps)}", "model")
-        norm = NormShape("head.norm", raw.get("norm_bias") is True, eps) if own.norm else None
+        norm = NormShape("head.norm", hidden, raw.get("norm_bias") is True, eps) if own.norm else None
         layers.insert(0, DenseShape("head.dense", hidden, hidden,
                                     own.biased or raw.get("classifier_bias") is True,
                                     own.activation, norm=norm))
@@ -230,10 +244,11 @@ def _activation(where: Path, raw: dict[str, Any], labels: int, tokens: bool) -> 
 
 
 def _hidden(where: Path, raw: dict[str, Any]) -> int:
+    """The width of a row; 0 where the config leaves that to its class."""
     text = text_config(raw)
     size = next((text[name] for name in ("hidden_size", "n_embd", "d_model", "dim")
-                 if text.get(name) is not None), None)
-    if not isinstance(size, int) or not 0 < size <= MAX_INT32:
+                 if text.get(name) is not None), 0)
+    if not isinstance(size, int) or not 0 <= size <= MAX_INT32:
         raise BadModel(f"{where}: hidden_size: must be a size, got {shown(size)}", "model")
     return size
 
@@ -258,7 +273,7 @@ def _of_modules(path: Path, raw: dict[str, Any]) -> PoolingShape | None:
             raise BadModel(f"{where}: {shown(module.get('type'))} at place {i}: only Transformer, "
                            "Pooling, Dense and Normalize are supported, in this order", "model")
         if name == "Pooling":
-            kind = _pooling_kind(path / folder / "config.json", width)
+            kind, width = _pooling(path / folder / "config.json", width)
         elif name == "Dense":
             dense.append(_dense(path, folder, width))
             width = dense[-1].rows
@@ -282,7 +297,8 @@ def _modules(where: Path) -> list[dict[str, Any]]:
 KINDS: dict[str, PoolingKind] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
 
 
-def _pooling_kind(where: Path, hidden: int) -> PoolingKind:
+def _pooling(where: Path, hidden: int) -> tuple[PoolingKind, int]:
+    """The kind, and the width of a vector."""
     raw = read_json(where)
     given = raw.get("pooling_mode")
     modes = given if isinstance(given, list) else [given] if given else [
@@ -294,10 +310,10 @@ def _pooling_kind(where: Path, hidden: int) -> PoolingKind:
     if raw.get("include_prompt") is False:
         raise BadModel(f"{where}: include_prompt: false is not supported", "model")
     size = raw.get("word_embedding_dimension", raw.get("embedding_dimension", hidden))
-    if size != hidden:
+    if not isinstance(size, int) or size < 1 or size != (hidden or size):
         raise BadModel(f"{where}: word_embedding_dimension: must be the hidden size {hidden}, got "
                        f"{shown(size)}", "model")
-    return KINDS[modes[0]]
+    return KINDS[modes[0]], size
 
 
 def _dense(path: Path, folder: str, columns: int) -> DenseShape:

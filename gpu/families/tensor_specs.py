@@ -155,15 +155,10 @@ def embedding_and_head_tensors(s: ModelShape) -> list[TensorSpec]:
 
 def score_tensors(s: ModelShape) -> list[TensorSpec]:
     """What makes scores of pooled rows, which every GPU has whole, in float32."""
-    specs = []
-    for layer in s.pooling.head if s.pooling else ():
-        specs.append(TensorSpec(f"{layer.name}.weight", (layer.rows, layer.columns), "float32"))
-        biased = [layer.name] * layer.bias
-        if layer.norm is not None:
-            specs.append(TensorSpec(f"{layer.norm.name}.weight", (layer.rows,), "float32"))
-            biased += [layer.norm.name] * layer.norm.bias
-        specs += [TensorSpec(f"{name}.bias", (layer.rows,), "float32") for name in biased]
-    return specs
+    return [TensorSpec(f"{own.name}.{part}", shape, "float32")
+            for layer in (s.pooling.head if s.pooling else ())
+            for own in (layer, layer.norm) if own is not None
+            for part, shape in own.tensors]
 
 
 def norm_tensors(at: str, s: ModelShape, names: Sequence[str] = NORMS) -> list[TensorSpec]:

@@ -1,5 +1,5 @@
-"""What comes behind a model's rows where prompts are pooled: dense layers and the length of vectors,
-or the head that makes scores of them. In float32, on every rank alike."""
+"""What comes behind a model's rows where prompts are pooled: dense layers, and the length that
+vectors get, or the head that makes scores. In float32, on every rank alike."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from actorium.actors.errors import BadModel
-from actorium.actors.models.pooling_shape import DenseShape, PoolingShape
+from actorium.actors.models.pooling_shape import DenseShape, NormShape, PoolingShape
 from actorium.actors.params import ResolvedPooling
 from actorium.gpu.weights.lazy_tensors import WeightTensors, materialised
 from actorium.gpu.weights.safetensors_reader import checkpoint_files, unreadable
@@ -64,18 +64,16 @@ def load_pooler(shape: PoolingShape, path: Path, device: torch.device,
                 tensors: WeightTensors) -> Pooler:
     """path: of the checkpoint; tensors: those of its own folder, of which the head's are taken out.
     Raises `BadModel`."""
-    def taken(name: str, bias: bool) -> tuple[Tensor, Tensor | None]:
-        weight = materialised(tensors.pop(f"{name}.weight"))
-        return weight, materialised(tensors.pop(f"{name}.bias")) if bias else None
+    def taken(own: DenseShape | NormShape) -> list[Tensor]:
+        return [materialised(tensors.pop(f"{own.name}.{part}")) for part, _ in own.tensors]
 
-    head = []
-    for layer in shape.head:
-        head.append(DenseLayer(layer.activation, *taken(layer.name, layer.bias)))
+    head = [DenseLayer(layer.activation, *taken(layer)) for layer in shape.head]
+    for i, layer in enumerate(shape.head):
         if (norm := layer.norm) is not None:
-            weight, bias = taken(norm.name, norm.bias)
-            head[-1] = head[-1]._replace(norm=partial(
-                functional.layer_norm, normalized_shape=(layer.rows,), weight=weight, bias=bias,
-                eps=norm.eps))
+            weight, *bias = taken(norm)
+            head[i] = head[i]._replace(norm=partial(
+                functional.layer_norm, normalized_shape=(layer.rows,), weight=weight,
+                bias=bias[0] if bias else None, eps=norm.eps))
     return Pooler(shape, [_dense(layer, path / layer.folder, device) for layer in shape.dense],
                   head)
 
@@ -88,11 +86,10 @@ def _dense(layer: DenseShape, folder: Path, device: torch.device) -> DenseLayer:
             found |= load_file(folder / file)
         except SafetensorError as error:
             raise unreadable(folder / file, error) from None
-    wanted = {f"{layer.name}.weight": (layer.rows, layer.columns)}
-    if layer.bias:
-        wanted[f"{layer.name}.bias"] = (layer.rows,)
-    for name, size in wanted.items():
+    own: list[Tensor] = []
+    for part, size in layer.tensors:
+        name = f"{layer.name}.{part}"
         if name not in found or found[name].shape != size:
             raise BadModel(f"{folder}: {name}: must be there, of shape {list(size)}")
-    return DenseLayer(layer.activation, *(found[name].to(device, torch.float32)
-                                          for name in wanted))
+        own.append(found[name].to(device, torch.float32))
+    return DenseLayer(layer.activation, *own)

@@ -339,7 +339,6 @@ def _extends(t: SlotTables, extend: I32) -> _ExtendPart:
         if -(-seq.done // t.page_size) > t.pages_per_seq:
             raise ValueError(f"extend: slot {slot}: {seq.done} tokens exceed its page table")
         out.rows.append((slot, start, count))
-        pair = 0
         out.tokens.append(seq.tokens[start:seq.done])
         if t.drafts.max_drafts:
             out.following += [seq.tokens[start + 1:seq.done + 1], _ZERO[:seq.done == seq.length]]
@@ -351,14 +350,14 @@ def _extends(t: SlotTables, extend: I32) -> _ExtendPart:
                                              dtype=np.int32))
         out.total += count
         ends = seq.done == seq.length
-        if seq.pooled is not None:
-            first = out.total - count if seq.pooled.pooling.every_row else out.total - ends
+        if (pooled := t.pooled.get(slot)) is None:
+            if ends:
+                out.ending.append((slot, seq.length, out.total - 1))
+        elif pooled.pooling.every_row or ends:
+            first = out.total - (count if pooled.pooling.every_row else 1)
             out.pooled.append(PooledRows(slot, start, out.total - first, ends))
             out.pooled_rows.append(np.arange(first, out.total, dtype=np.int32))
-            pair = seq.pooled.pooling.pair_start
-        elif ends:
-            out.ending.append((slot, seq.length, out.total - 1))
-        out.pair_starts.append(pair)
+        out.pair_starts.append(0 if pooled is None else pooled.pooling.pair_start)
         if ends:
             seq.tokens = _NONE
     return out
