@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from actorium.actors.config.tree import ModelConfig
 from actorium.actors.errors import BadConfig, BadModel, shown
 from actorium.actors.models.encoders import ENCODERS, attends_to_both_sides, encoder_family
+from actorium.actors.models.gguf_config import GGUF
 from actorium.actors.models.model_classes import MAX_INT32, architecture
 from actorium.actors.models.model_dir import read_json, text_config
 from actorium.actors.models.model_files import MAX_JSON, read_file
@@ -179,10 +180,12 @@ def _of_class(where: Path, raw: dict[str, Any]) -> PoolingShape | None:
 
 
 def _of_encoder(where: Path, raw: dict[str, Any]) -> PoolingShape | None:
-    """Of one without a head or modules: the first token's row is the vector, as for vLLM."""
+    """Of one without a head or modules: the first token's row is the vector, as for vLLM, unless
+    a GGUF file says otherwise."""
     if not encoder_family(architecture(raw)):
         return None
-    return PoolingShape(tasks=VECTORS, width=_hidden(where, raw), kind="cls")
+    return PoolingShape(tasks=VECTORS, width=_hidden(where, raw),
+                        kind=raw.get(GGUF, {}).get("pooling", "cls"))
 
 
 POOLED: dict[Any, PoolingKind] = {"cls": "cls", "bos": "cls", "mean": "mean"}
