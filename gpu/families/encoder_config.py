@@ -105,7 +105,7 @@ def gte(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
 def modernbert(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of ModernBERT's config: windows in all but every third layer, or as `layer_types`
     say."""
-    get = Fields(completed(raw, MODERNBERT), where)
+    get = Fields(completed(raw, MODERNBERT) | {"num_key_value_heads": None}, where)
     every, wide = get.int("global_attn_every_n_layers"), get.int("local_attention") // 2 + 1
     get.raw["rms_norm_eps"] = get.float("norm_eps")
     shape = decoder_shape(get, dtype, activation=activation_of(get, "hidden_activation"),
