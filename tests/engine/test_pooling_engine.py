@@ -1,5 +1,4 @@
-"""Vectors and scores by a whole engine: of texts, with every process killed meanwhile, by two ranks.
-"""
+"""Vectors and scores by a whole engine: of texts, while every process is killed, by two ranks."""
 
 from __future__ import annotations
 
