@@ -91,6 +91,10 @@ class PoolingShape(Struct, frozen=True, kw_only=True):
     """Of scores, where a request does not say."""
     labels: tuple[str, ...] = ()
     """Names of the scores."""
+    longest: int | None = None
+    """Tokens of the longest text that it was trained for; None: as many as it has positions."""
+    lower_case: bool = False
+    """Texts are in lower case before they are encoded."""
     prompts: tuple[tuple[str, str], ...] = ()
     """(name, text) of what sentence-transformers puts before texts that are asked for by name."""
 
@@ -286,15 +290,24 @@ def _of_modules(path: Path, raw: dict[str, Any]) -> PoolingShape | None:
             raise BadModel(f"{where}: {shown(module.get('type'))} is not supported: only "
                            "Transformer, Pooling, Dense and Normalize are", "model")
     tasks: tuple[PoolingTask, ...] = ("token_embed",) if kind is None else VECTORS
+    settings = read_json(path / "sentence_bert_config.json", optional=True)
+    longest = settings.get("max_seq_length")
+    if longest is not None and not (isinstance(longest, int) and 0 < longest <= MAX_INT32):
+        raise BadModel(f"{path / 'sentence_bert_config.json'}: max_seq_length: must be a number of "
+                       f"tokens, got {shown(longest)}", "model")
     return PoolingShape(tasks=tasks, width=width, kind=kind or "last", normalize=normalize,
-                        dense=tuple(dense), prompts=_prompts(path))
+                        dense=tuple(dense), longest=longest, prompts=_prompts(path),
+                        lower_case=settings.get("do_lower_case") is True)
 
 
 def _modules(where: Path) -> list[dict[str, Any]]:
     try:
-        return msgspec.json.decode(read_file(where, MAX_JSON), type=list[dict[str, Any]])
+        found = msgspec.json.decode(read_file(where, MAX_JSON), type=list[dict[str, Any]])
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise BadModel(f"model: {where} is no list of JSON objects: {error}", "model") from None
+    if not found:
+        raise BadModel(f"model: {where} names no module", "model")
+    return found
 
 
 KINDS: dict[str, PoolingKind] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
