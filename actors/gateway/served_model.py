@@ -11,6 +11,7 @@ import msgspec
 from actorium.actors.config.retention import TOKEN_TEXTS
 from actorium.actors.config.tree import Config
 from actorium.actors.detokenizer.incremental import byte_of_char
+from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.parsers.parser_factory import ModelTemplates, ParserFactory
 from actorium.actors.models import model_dir
 from actorium.actors.models.fim_tokens import FimTokens
@@ -18,6 +19,12 @@ from actorium.actors.models.model_names import repository_of
 
 DEFAULT = "default"
 """What clients of single-model engines write where a name is required."""
+GENERATE = "generate"
+TASK_VERBS = {
+    GENERATE: "does not generate text", "embed": "does not embed texts",
+    "classify": "does not classify texts", "token_embed": "does not embed tokens",
+    "token_classify": "does not classify tokens"}
+"""What a model lacks, by the name of the task."""
 LATEST = ":latest"
 """The tag that Ollama's clients add to a name without one."""
 
@@ -62,6 +69,16 @@ class ServedModel:
         """What `/v1/models` shows of its files; empty until they are read."""
         self.thought_end: list[int] = []
         """Token ids of the mark that ends reasoning; none where the model does not reason."""
+        self.tasks: list[str] = info.get("tasks") or [GENERATE]
+        """What the model does: "generate", or a `PoolingTask`."""
+        self.labels: list[str] = info.get("labels") or []
+        """Names of its classes, as far as it names them."""
+
+    def check_task(self, task: str) -> None:
+        """Raises `HttpError` 400 where the model does not do that."""
+        if task not in self.tasks:
+            raise HttpError(400, f"model: {self.name!r} {TASK_VERBS[task]}; it is for "
+                            f"{', '.join(self.tasks)}", "model", code="unsupported_task")
 
 
 class TokenTexts:

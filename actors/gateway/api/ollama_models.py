@@ -77,11 +77,6 @@ async def version(http: HttpRequest) -> Response:
     return JsonReply({"version": API_VERSION})
 
 
-async def embed(http: HttpRequest) -> Response:
-    """Handles `/api/embed`. Raises `HttpError` 501."""
-    raise HttpError(501, "embeddings are not supported", None, SERVER, "not_implemented")
-
-
 async def delete(http: HttpRequest) -> Response:
     """Handles `/api/delete`. Raises `HttpError` 501."""
     raise HttpError(501, "models are not deleted here: they are files in the Hugging Face cache, "

@@ -15,8 +15,8 @@ from helpers_models import oracle_logits, write_checkpoint
 from helpers_text import byte_level
 from tokenizers import AddedToken
 
+from actorium.actors.client.relevance import INSTRUCTION, JUDGE, softmax
 from actorium.actors.gateway import actor
-from actorium.actors.gateway.api.scoring import INSTRUCTION, JUDGE, softmax
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.runtime.rundir import engine_dir
 
