@@ -142,12 +142,14 @@ class Planner:
             store=store, load=load), record
 
     def _finish_prompts(self, extends: list[tuple[SequenceState, int]]) -> list[SequenceState]:
-        """Returns the sequences whose prompt this plan completes; they decode from the next on."""
-        firsts = [s for s, _ in extends if s.computed == s.total]
-        for sequence in firsts:
-            self._state.table.start_decoding(sequence.slot)
+        """Returns the sequences that are sampled at the end of their prompt, which this plan
+        completes; they decode from the next on. Those that are pooled end with its result."""
+        ended = [s for s, _ in extends if s.computed == s.total]
+        for sequence in ended:
             self._state.prefilling.remove(sequence)
-        return firsts
+            if not sequence.pooled:
+                self._state.table.start_decoding(sequence.slot)
+        return [s for s in ended if not s.pooled]
 
     def _reserve(self) -> tuple[DecodeRows, bytes]:
         """Returns the rows to decode, and the pages they still need, preempting until those are

@@ -141,6 +141,11 @@ class SequenceState:
         return len(self.request.prompt)
 
     @property
+    def pooled(self) -> bool:
+        """Nothing is sampled: it ends with its prompt."""
+        return self.request.submit.pooling is not None
+
+    @property
     def end(self) -> int:
         """Tokens, prompt included, at which it ends with `length`."""
         return self.prompt_len + self.request.params.max_tokens
@@ -174,6 +179,8 @@ class RequestState:
 
     def cap(self, limit: int) -> None:
         """Lets prompt and completion together have at most `limit` tokens."""
+        if self.submit.pooling is not None:
+            return
         room = limit - len(self.prompt)
         if self.params.max_tokens > room:
             self.params = msgspec.structs.replace(self.params, max_tokens=room)

@@ -238,7 +238,9 @@ class SchedulerState:
         """Returns the cached prefix of a waiting sequence, which leaves at least a token to
         compute."""
         kv_cache, tree = self.kv_cache, self.kv_cache.tree
-        if tree is None or sequence.request.params.prompt_logprobs >= 0:
+        pooling = sequence.request.submit.pooling
+        if tree is None or sequence.request.params.prompt_logprobs >= 0 or (
+                pooling is not None and pooling.every_row):
             return None
         if sequence.match_version != kv_cache.version or sequence.pending:
             key = self._key(sequence)
@@ -322,7 +324,8 @@ class SchedulerState:
         return Admit(slot=sequence.slot, tokens=tokens, prompt_len=sequence.prompt_len,
                      cached_len=cached, pages=np.concatenate(pages).tobytes(),
                      params=sequence.request.params, seed=sequence.seed, checkpoint=checkpoint,
-                     media=sequence.request.submit.media)
+                     media=sequence.request.submit.media,
+                     pooling=sequence.request.submit.pooling)
 
     def _first_admission(self, sequence: SequenceState, cached: int) -> None:
         if not sequence.counted:

@@ -15,7 +15,7 @@ from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
 from actorium.actors.scheduler.request_state import Rejection, RequestState
 
 SAME = ("page_size", "slots", "max_model_len", "vocab_size", "recurrent", "drafts", "host_parts",
-        "disk")
+        "disk", "pooling", "whole_prompts")
 """Fields of `Ready` in which ranks that serve one model do not differ."""
 
 
@@ -70,9 +70,12 @@ def check_request(request: RequestState, worker: Ready, kv_cache: KVCacheManager
         return Rejection("invalid_request", "deterministic: this engine cannot keep it: "
                          f"{worker.inexact}")
     length, window = len(request.prompt), 1 + worker.drafts
-    capacity = kv_cache.capacity(window)
-    if length + 1 > worker.max_model_len:
-        return Rejection("context_overflow", f"prompt: {length} tokens and one to generate exceed "
+    capacity, pooling = kv_cache.capacity(window), request.submit.pooling
+    if pooling is not None and pooling.task not in worker.pooling:
+        return Rejection("invalid_request", f"task: the model does not serve {pooling.task}")
+    if length + (pooling is None) > worker.max_model_len:
+        more = " and one to generate" if pooling is None else ""
+        return Rejection("context_overflow", f"prompt: {length} tokens{more} exceed "
                          f"max_model_len={worker.max_model_len}")
     if length > capacity:
         return Rejection("context_overflow", f"prompt: {length} tokens need "

@@ -48,6 +48,11 @@ from actorium.actors.runtime.inflight_journal import InflightJournal, open_journ
 from actorium.actors.runtime.offload import THREADS, Offload
 from actorium.actors.tokenizer import defaults
 from actorium.actors.tokenizer.chat_template import RenderBudgetExceeded
+from actorium.actors.tokenizer.pooling_requests import (
+    NOTHING_SAMPLED,
+    check_task,
+    resolve_pooling,
+)
 from actorium.actors.tokenizer.prompt_encoder import (
     SHORT_CHARS,
     EncodedPrompt,
@@ -239,6 +244,7 @@ class TokenizerCore(Core):
         if entry.checked or not isinstance(message, Generate) or model is None:
             return entry
         if not self._just_submitted(entry):
+            check_task(message, model.facts)
             defaults.check_params(message.params, model.facts)
         return entry._replace(checked=True)
 
@@ -333,7 +339,9 @@ class TokenizerCore(Core):
         if prompt is None:
             return
         ids = prompt.ids
-        resolved = defaults.resolve(message.params, model.facts, len(ids))
+        pooling = resolve_pooling(message, model.facts, len(ids), prompt.pair_start)
+        resolved = defaults.resolve(message.params, model.facts, len(ids)) if pooling is None \
+            else NOTHING_SAMPLED
         wanted, seed = message.params.structured, message.params.seed
         if seed is None:
             seed = 0 if message.params.deterministic else self._seeds.next()
@@ -348,7 +356,8 @@ class TokenizerCore(Core):
             priority=message.priority, grammar=grammar, resume_seconds=message.resume_seconds,
             rules=defaults.token_rules(message.params, model, thought_rule(
                 message, ids, resolved.max_tokens, model)), cache_salt=message.cache_salt,
-            media=prompt.media, created=message.created, trace=self._trace(entry))))
+            media=prompt.media, created=message.created, trace=self._trace(entry),
+            pooling=pooling)))
         self._remember(key, len(ids), now)
         self._reply(client, Accepted(message.rid, len(ids)))
 

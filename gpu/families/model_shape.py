@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from actorium.actors.models.pooling_shape import PoolingShape
 from actorium.gpu.families.fp8_config import Fp8Shape
 from actorium.gpu.families.layer_shapes import (
     GATED,
@@ -175,6 +176,8 @@ class ModelShape:
     """Which weights are in FP8 in memory; None: none."""
     grouped: GroupedShape | None = None
     """Which weights are in 4 to 8 bits in memory; None: none."""
+    pooling: PoolingShape | None = None
+    """What it makes of prompts beside completions; None: nothing."""
     vision: VisionShape | None = None
     """Of the tower for images, which every GPU has whole; None: there is none."""
     by_transformers: int = 0

@@ -145,6 +145,13 @@ def embedding_and_head_tensors(s: ModelShape) -> list[TensorSpec]:
     return specs if s.tied else [*specs, TensorSpec(HEAD, (s.vocab_size, s.hidden))]
 
 
+def score_tensors(s: ModelShape) -> list[TensorSpec]:
+    """What makes scores of pooled rows, which every GPU has whole, in float32."""
+    return [spec for layer in (s.pooling.head if s.pooling else ())
+            for spec in (TensorSpec(f"{layer.name}.weight", (layer.rows, layer.columns), "float32"),
+                         *[TensorSpec(f"{layer.name}.bias", (layer.rows,), "float32")] * layer.bias)]
+
+
 def norm_tensors(at: str, s: ModelShape, names: Sequence[str] = NORMS) -> list[TensorSpec]:
     """Norms of a layer's input or output; `at` begins their names."""
     return [TensorSpec(f"{at}{name}.{part}", (s.hidden,)) for name in names

@@ -32,6 +32,7 @@ from actorium.gpu.models.forward_context import (
     plan_attention,
 )
 from actorium.gpu.models.layer_weights import LayerWeights
+from actorium.gpu.models.pooler import Pooler
 from actorium.gpu.models.rotary import rope_tables
 from actorium.gpu.parallel.rank_group import LoneRank, RankGroup
 from actorium.gpu.parallel.split_layers import SplitEmbedding, SplitHead
@@ -173,6 +174,8 @@ class LoadedModel(ABC):
             self.slopes = torch.tensor(shape.alibi[first:first + shape.heads], device=device)
         self.drafter: MtpDrafter | None = None
         """Of a model with a layer that drafts; who loads the model gives it one."""
+        self.pooler: Pooler | None = None
+        """Likewise, of a model that makes vectors or scores of prompts."""
         self.vision: VisionTower | None = None
         """Likewise, of a model that takes images."""
 

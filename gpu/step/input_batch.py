@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from actorium.actors.messages import StepPlan
 from actorium.gpu.step.batch import ExtendRow, ForwardBatch
+from actorium.gpu.step.pooled_rows import PooledRows
 from actorium.gpu.step.staging import Array, Upload
 from actorium.gpu.step.tables import I32, PROMPT_LOGPROBS, SlotTables
 from actorium.kernels.sampling_tables import LIMIT, WindowRows, WindowSizes
@@ -58,6 +59,8 @@ class InputBatch:
     extends: _ExtendPart | None = None
     prompts: Sequence[PromptLogprobRows] = ()
     """Their rows follow the sampled ones in `logit_rows`."""
+    pooled: Sequence[PooledRows] = ()
+    """Their rows follow those of `prompts`."""
     staged: dict[str, int] = field(default_factory=dict)
     """Numbers of the arrays that were added to the upload, by name."""
     bounded: bool = True
@@ -93,6 +96,8 @@ class _ExtendPart:
     """(slot, length, row of its last token)"""
     prompts: list[PromptLogprobRows] = field(default_factory=list)
     prompt_rows: list[I32] = field(default_factory=list)
+    pooled: list[PooledRows] = field(default_factory=list)
+    pooled_rows: list[I32] = field(default_factory=list)
     total: int = 0
 
 
@@ -138,7 +143,8 @@ def stage_rows(step: InputBatch, up: Upload) -> None:
     position = np.arange(ext.total, dtype=np.int32)
     position += np.repeat(starts - (np.cumsum(counts) - counts), counts).astype(np.int32)
     logit_rows = np.concatenate((
-        ending[:, 2], np.arange(ext.total, step.tokens, dtype=np.int32), *ext.prompt_rows))
+        ending[:, 2], np.arange(ext.total, step.tokens, dtype=np.int32), *ext.prompt_rows,
+        *ext.pooled_rows))
     for name, array in (("slot", np.repeat(slots, counts)), ("position", position),
                         ("token", np.concatenate(ext.tokens)),
                         ("following", np.concatenate(ext.following)), ("sampled", step.slots),
@@ -283,7 +289,7 @@ def _mixed(t: SlotTables, plan: StepPlan, decode: I32, q_len: int, bound: int) -
     sampled, row_slots = (np.concatenate((ending, own)) for own in (decode, windows))
     flags = t.flags[row_slots]
     return InputBatch(decode, sampled, row_slots, flags, int(np.bitwise_or.reduce(flags)), bound,
-                      len(ending), q_len, ext, ext.prompts)
+                      len(ending), q_len, ext, ext.prompts, ext.pooled)
 
 
 def _fill_mixed(t: SlotTables, step: InputBatch, ext: _ExtendPart, up: Upload) -> None:
@@ -334,7 +340,13 @@ def _extends(t: SlotTables, extend: I32) -> _ExtendPart:
             out.prompt_rows.append(np.arange(out.total, out.total + last - start - 1,
                                              dtype=np.int32))
         out.total += count
-        if seq.done == seq.length:
+        ends = seq.done == seq.length
+        if seq.pooled is not None:
+            first = out.total - count if seq.pooled.pooling.every_row else out.total - ends
+            out.pooled.append(PooledRows(slot, start, out.total - first, ends))
+            out.pooled_rows.append(np.arange(first, out.total, dtype=np.int32))
+        elif ends:
             out.ending.append((slot, seq.length, out.total - 1))
+        if ends:
             seq.tokens = _NONE
     return out

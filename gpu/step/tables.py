@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from actorium.actors.messages import Admit
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.step.drafts import DraftTables
+from actorium.gpu.step.pooled_rows import PooledPrompt
 from actorium.gpu.step.staging import Array, DeviceArrays, HostArrays, Upload
 from actorium.gpu.vision.media_steps import MediaSteps, SlotMedia
 from actorium.kernels.backends import select_sampling
@@ -60,6 +61,8 @@ class SlotRequest:
     params: ResolvedParams
     images: SlotMedia | None = None
     """None where its prompt has none."""
+    pooled: PooledPrompt | None = None
+    """None: it is sampled."""
 
 
 class SlotTables:
@@ -172,7 +175,8 @@ class SlotTables:
             self._forget(a.slot)
             images = self.images.admit(a) if self.images and a.media else None
             self.sequences[a.slot] = SlotRequest(tokens, len(tokens), a.cached_len, a.prompt_len,
-                                                 a.params, images)
+                                                 a.params, images, a.pooling and PooledPrompt(
+                                                     a.pooling, len(tokens)))
             self.host_len[a.slot] = self.host_low[a.slot] = len(tokens)
             self.host_min[a.slot] = min(a.prompt_len + a.params.min_tokens, self.max_len)
             self.flags[a.slot] = _flags(a.params)

@@ -177,7 +177,8 @@ def _ready(config: Config, epoch: int, runner: ModelRunner, shape: ModelShape, i
         slots=tables.slots, max_model_len=shape.max_model_len, vocab_size=shape.vocabulary,
         device=info.device, checkpoints=states.checkpoints if states else 0,
         recurrent=states is not None, load_seconds=seconds, drafts=tables.drafts.max_drafts,
-        rank=place.rank, inexact=info.inexact, **tier_capacity(runner, config))
+        rank=place.rank, inexact=info.inexact, pooling=list(shape.pooling.tasks) if shape.pooling
+        else [], whole_prompts=shape.pooling is not None and not shape.pooling.causal, **tier_capacity(runner, config))
 
 
 def join_ranks(ctx: Context) -> tuple[RankGroup, StepGate]:

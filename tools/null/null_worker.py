@@ -12,13 +12,15 @@ A sequence with masks emits the next token from the hash on that its mask allows
 hash itself or, for some positions, the token after it, which is mostly wrong: masks of later rows
 depend on drafts, so which of them are right cannot be computed afterwards.
 
+What it pools is a hash of the prompt's tokens.
+
 Of several ranks each computes every plan, and rank 0 answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +35,7 @@ from actorium.actors.messages import (
     PageAnswer,
     PageGroup,
     PageOrder,
+    Pooled,
     Ready,
     Reload,
     Reset,
@@ -43,6 +46,7 @@ from actorium.actors.messages import (
     Unload,
     Unloaded,
 )
+from actorium.actors.params import PoolingTask, ResolvedPooling
 from actorium.actors.runtime.roles import rank_of
 from actorium.actors.runtime.splitmix64 import (
     FIRST_FACTOR,
@@ -59,6 +63,8 @@ POOL_TOKENS = 1 << 20
 ACCEPTANCE = (0.8, 0.6)
 DICE = np.uint64(0x5851F42D4C957F2D)
 SIDES = 1 << 20
+WIDTH, PRIME = 8, 65_521
+"""Numbers of a vector, and what they are below."""
 Cost = Callable[[int, int, int, int], int]
 """(decoded sequences, window, drafts, extended tokens) -> microseconds of the step."""
 
@@ -91,6 +97,17 @@ def next_allowed(seed: int, position: int, bits: bytes, held_back: tuple[int, ..
     return int(allowed[at % len(allowed)])
 
 
+def pooled_tokens(tokens: Ints, pooling: ResolvedPooling) -> Pooled:
+    """Returns the vector of a prompt, or of each of its tokens: the running sum of tokens times
+    their place, modulo a prime, as `WIDTH` numbers (or as many as are asked for)."""
+    sums = np.cumsum(tokens.astype(np.int64) * np.arange(1, len(tokens) + 1)) % PRIME
+    rows = sums if pooling.task.startswith("token") else sums[-1:]
+    width = pooling.dimensions or WIDTH
+    grid = ((rows[:, None] + 1) * np.arange(1, width + 1) % PRIME).astype(np.float32)
+    shape = [*grid.shape] if pooling.task.startswith("token") else [width]
+    return Pooled(shape, grid.tobytes())
+
+
 class NullWorker(Core):
     """The actor's logic (see `core.Core`)."""
 
@@ -117,6 +134,7 @@ class NullWorker(Core):
                            max_model_len=config.model.max_model_len or MAX_MODEL_LEN,
                            vocab_size=VOCAB, device="null", recurrent=checkpoints is not None,
                            checkpoints=checkpoints or 0, drafts=drafts, rank=rank_of(context.role),
+                           pooling=[*get_args(PoolingTask)],
                            **_tiers(config))
         self._epoch = 0
         """The scheduler's epoch."""
@@ -247,7 +265,9 @@ class NullWorker(Core):
         window, self._drafts = 1 + self._drafts, plan.drafts
         extend, decode = ints_of(plan.extend).reshape(-1, 2), ints_of(plan.decode)
         self._check(plan, window)
-        firsts = [slot for slot, count in extend.tolist() if self._extend(slot, count)]
+        ended = [slot for slot, count in extend.tolist() if self._extend(slot, count)]
+        pooled = [(slot, found) for slot in ended if (found := self._pool(slot)) is not None]
+        firsts = [slot for slot in ended if self._pooling(slot) is None]
         rows, reach = decode, self._reach(decode, window)
         if firsts:
             rows = np.concatenate((np.array(firsts, np.int32), rows))
@@ -264,7 +284,7 @@ class NullWorker(Core):
         return StepResult(epoch=plan.epoch, step=plan.step, tokens=tokens.tobytes(),
                           counts=counts.astype(np.uint8).tobytes(), finish=finish.tobytes(),
                           busy_us=busy, drafts=self._draft_masked(rows),
-                          encoded=[item.key for item in plan.encode], lost=lost)
+                          encoded=[item.key for item in plan.encode], lost=lost, pooled=pooled)
 
     def _remember(self, memory: PageMemory, rows: Ints, firsts: int, window: int, tokens: Ints,
                   counts: Ints) -> None:
@@ -401,6 +421,20 @@ class NullWorker(Core):
             self.memory.write(slot, start, count)
         self._kv[slot] += count
         return bool(self._kv[slot] == self._target[slot])
+
+    def _pooling(self, slot: int) -> ResolvedPooling | None:
+        admit = self._admits[slot]
+        return None if admit is None else admit.pooling
+
+    def _pool(self, slot: int) -> Pooled | None:
+        """Returns what a slot whose tokens are all computed is pooled to; None = it is sampled."""
+        admit = self._admits[slot]
+        if admit is None or admit.pooling is None:
+            return None
+        if admit.pooling.every_row and admit.cached_len:
+            raise BadPlan(f"slot {slot}: every row is wanted, but {admit.cached_len} are cached")
+        self._alive[slot] = False
+        return pooled_tokens(ints_of(admit.tokens), admit.pooling)
 
     def _check(self, plan: StepPlan, window: int) -> None:
         """Checks a plan before its step: raises `BadPlan` where it cannot be computed."""

@@ -180,7 +180,7 @@ class RecoveryLog:
     def reported(self, batch: TokenBatch) -> None:
         """Records a batch that is about to be sent to the detokenizer."""
         if self._writes:
-            self._write(make_record(BATCH, batch))
+            self._write(make_record(BATCH, _without_vectors(batch)))
 
     def counted(self, counts: CountsRecord | None) -> None:
         """Records what a wake has counted, if anything."""
@@ -320,6 +320,14 @@ def keeps_history(recovery: RecoveryConfig) -> bool:
     return recovery.restart or recovery.ledger_dir is not None
 
 
+def _without_vectors(batch: TokenBatch) -> TokenBatch:
+    """Returns the batch as the ledger keeps it: vectors are computed again."""
+    if not any(event.pooled for event in batch.events):
+        return batch
+    return msgspec.structs.replace(batch, events=[
+        msgspec.structs.replace(event, pooled=None) for event in batch.events])
+
+
 def retained_bytes(request: RequestState) -> int:
     """Returns how many bytes are kept of a request that is over, nearly."""
     submit = request.submit
@@ -327,6 +335,8 @@ def retained_bytes(request: RequestState) -> int:
     size += UNPACKED * len(_encode((submit.params, submit.text, submit.rules)))
     for choice in request.choices:
         size += CHOICE_BYTES + choice.emitted.nbytes
+        if choice.finish is not None and choice.finish.pooled is not None:
+            size += len(choice.finish.pooled.data)
         for row in (*choice.logprobs, *choice.prompt_logprobs):
             size += LOGPROBS_BYTES + sum(map(len, _columns(row)))
     return size

@@ -1,0 +1,84 @@
+"""What comes behind a model's rows where prompts are pooled: dense layers and the length of vectors,
+or the head that makes scores of them. In float32, on every rank alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional
+
+from actorium.actors.errors import BadModel
+from actorium.actors.models.pooling_shape import DenseShape, PoolingShape
+from actorium.actors.params import ResolvedPooling
+from actorium.gpu.weights.lazy_tensors import WeightTensors, materialised
+from actorium.gpu.weights.safetensors_reader import checkpoint_files, unreadable
+
+_ACTIVATIONS = {"none": lambda x: x, "tanh": torch.tanh, "relu": torch.relu,
+                "gelu": functional.gelu, "sigmoid": torch.sigmoid,
+                "softmax": lambda x: x.softmax(-1)}
+
+
+class DenseLayer(NamedTuple):
+    """A dense layer with its weights."""
+
+    activation: str
+    weight: Tensor
+    """f32[rows, columns]"""
+    bias: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """f32[n, columns] -> f32[n, rows]"""
+        return _ACTIVATIONS[self.activation](functional.linear(x, self.weight, self.bias))
+
+
+class Pooler:
+    """Makes vectors and scores of rows behind the final norm."""
+
+    def __init__(self, shape: PoolingShape, dense: list[DenseLayer],
+                 head: list[DenseLayer]) -> None:
+        self.shape, self._dense, self._head = shape, dense, head
+
+    def finish(self, rows: Tensor, pooling: ResolvedPooling) -> Tensor:
+        """[n, hidden] of pooled rows -> f32[n, width], vectors or scores."""
+        x, vectors = rows.float(), pooling.task in ("embed", "token_embed")
+        for layer in self._dense if vectors else self._head:
+            x = layer.forward(x)
+        if not vectors:
+            return _ACTIVATIONS[self.shape.activation](x) if pooling.activation else x
+        if pooling.dimensions:
+            x = x[:, :pooling.dimensions]
+        return functional.normalize(x, dim=-1) if pooling.activation else x
+
+
+def load_pooler(shape: PoolingShape, path: Path, device: torch.device,
+                tensors: WeightTensors) -> Pooler:
+    """path: of the checkpoint; tensors: those of its own folder, of which the head's are taken out.
+    Raises `BadModel`."""
+    head = [DenseLayer(layer.activation, *(
+        materialised(tensors.pop(f"{layer.name}.{part}"))
+        for part in ("weight", "bias")[:1 + layer.bias])) for layer in shape.head]
+    return Pooler(shape, [_dense(layer, path / layer.folder, device) for layer in shape.dense],
+                  head)
+
+
+def _dense(layer: DenseShape, folder: Path, device: torch.device) -> DenseLayer:
+    """A dense layer that lies in a folder of its own."""
+    found: dict[str, Tensor] = {}
+    for file in checkpoint_files(folder):
+        try:
+            found |= load_file(folder / file)
+        except SafetensorError as error:
+            raise unreadable(folder / file, error) from None
+    wanted = {f"{layer.name}.weight": (layer.rows, layer.columns)}
+    if layer.bias:
+        wanted[f"{layer.name}.bias"] = (layer.rows,)
+    for name, size in wanted.items():
+        if name not in found or found[name].shape != size:
+            raise BadModel(f"{folder}: {name}: must be there, of shape {list(size)}")
+    return DenseLayer(layer.activation, *(found[name].to(device, torch.float32)
+                                          for name in wanted))
