@@ -15,7 +15,6 @@ from actorium.actors.client.pending import TOKENIZER, WATCHDOG, PendingRequest, 
 from actorium.actors.client.relevance import (
     PairScorer,
     ScoringOptions,
-    class_name,
     numbers_of,
     pooled_of,
 )
@@ -316,10 +315,10 @@ class ClientCalls:
         """Returns the probabilities of a text's classes by their names, as a dict; of several texts
         a list in their order. The parameters are as in `generate`."""
         single, prompts = _prompts(texts, "texts")
-        labels = (await self.server_info()).get("labels") or []
+        labels = ((await self.server_info()).get("pooling") or {}).get("labels") or []
         params = PoolingParams(task="classify")
         classes = [
-            {class_name(labels, i): value for i, value in enumerate(numbers_of(completion))}
+            dict(zip(labels, numbers_of(completion), strict=True))
             for completion in await self._complete([
                 Request(prompt=text, pooling=params, timeout=timeout, priority=priority,
                         truncate_prompt_tokens=truncate_prompt_tokens) for text in prompts])]

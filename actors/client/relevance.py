@@ -183,10 +183,5 @@ def numbers_of(completion: Completion) -> list[float]:
     return pooled_of(completion).tolist()
 
 
-def class_name(labels: Sequence[str], number: int) -> str:
-    """Returns the name of a class; as transformers has it where the model names none."""
-    return labels[number] if number < len(labels) else f"LABEL_{number}"
-
-
 def _prompt_tokens(completions: Sequence[Completion]) -> int:
     return sum(completion.usage.prompt_tokens for completion in completions)

@@ -71,8 +71,11 @@ class ServedModel:
         """Token ids of the mark that ends reasoning; none where the model does not reason."""
         self.tasks: list[str] = info.get("tasks") or [GENERATE]
         """What the model does: "generate", or a `PoolingTask`."""
-        self.labels: list[str] = info.get("labels") or []
-        """Names of its classes, as far as it names them."""
+        pooling = info.get("pooling") or {}
+        self.labels: list[str] = pooling.get("labels") or []
+        """Names of its classes, of a model that classifies."""
+        self.text_prompts: dict[str, str] = pooling.get("prompts") or {}
+        """What stands before texts for a purpose, by its name, of a model that embeds."""
 
     def check_task(self, task: str) -> None:
         """Raises `HttpError` 400 where the model does not do that."""

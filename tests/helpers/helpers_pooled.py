@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx2 as httpx
 from helpers_gateway import Scripted
@@ -39,10 +40,11 @@ def pair_score(query: str, document: str) -> float:
 class PooledEngine(Scripted):
     """Stands for an `AsyncClient`. Requests end in the reverse of their order."""
 
-    def __init__(self, *tasks: str, labels: list[str] | None = None, scores: int = 1) -> None:
-        """scores: of a text that is classified."""
+    prompts: ClassVar[dict[str, str]] = {"query": "Find: "}
+
+    def __init__(self, *tasks: str, labels: Sequence[str] = ("LABEL_0",)) -> None:
         super().__init__(["yes"])
-        self._tasks, self._labels, self._scores = tasks, labels, scores
+        self._tasks, self._labels, self._scores = tasks, list(labels), len(labels)
         self.calls: list[int] = []
         """How many requests each call of `run` had."""
         self.failing: dict[int, ActoriumError] = {}
@@ -50,7 +52,8 @@ class PooledEngine(Scripted):
 
     async def server_info(self, timeout: float | None = None) -> dict[str, Any]:
         info = await super().server_info(timeout)
-        return info | {"tasks": list(self._tasks), "labels": self._labels}
+        return info | {"tasks": list(self._tasks), "pooling": {
+            "labels": self._labels, "prompts": self.prompts}}
 
     async def tokenize(self, text: str, add_special_tokens: bool = True, **more: Any) -> list[int]:
         return list(text.encode()) if not add_special_tokens else [1, *text.encode()]

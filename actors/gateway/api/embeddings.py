@@ -132,11 +132,6 @@ class TeiBody(Struct, kw_only=True):
     prompt_name: str | None = None
     dimensions: int | None = None
 
-    def check(self) -> None:
-        """Raises `HttpError` for unsupported fields."""
-        if self.prompt_name:
-            raise bad_field("prompt_name", "not supported: write the prompt before the text")
-
 
 class OllamaEmbedBody(Struct, kw_only=True):
     """The body of `/api/embed`, and with prompt in the place of input that of `/api/embeddings`."""
@@ -177,7 +172,7 @@ async def _embeddings(http: HttpRequest, native: bool) -> Response:
     completions = await pooled(
         call, model, PoolingParams(task="embed", dimensions=body.dimensions,
                                    use_activation=body.activates), body.prompts(),
-        body.inputs_field, body.add_special_tokens, **body.request_fields)
+        body.inputs_field, **body.pooled_fields)
     encoded = await vectors(completions, body.encoding_format)
     if native:  # llama-server has a vector for each token of models without pooling: a list of one
         return JsonReply([{"index": i, "embedding": [vector]} for i, vector in enumerate(encoded)])
@@ -210,13 +205,12 @@ async def encode(http: HttpRequest) -> Response:
 async def tei_embed(http: HttpRequest) -> Response:
     """Handles TEI's `/embed`."""
     call, body = call_of(http), await bodies.read(http, TeiBody)
-    body.check()
     prompts = texts_of(body.inputs, "inputs")
     model = await call.chosen.model(body)
     completions = await pooled(
         call, model, PoolingParams(task="embed", dimensions=body.dimensions,
                                    use_activation=body.normalize),
-        [{"prompt": prompt} for prompt in prompts], "inputs",
+        [{"prompt": prompt} for prompt in prompts], "inputs", prompt_name=body.prompt_name,
         truncate_prompt_tokens=-1 if body.truncate else None)
     return JsonReply(await vectors(completions))
 

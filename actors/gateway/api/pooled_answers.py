@@ -63,6 +63,8 @@ class PooledBody(Struct, kw_only=True):
     priority: int = 0
     timeout: float | None = None
     cache_salt: str | None = None
+    prompt_name: str | None = None
+    """Which of the prompts that sentence-transformers has for the model stands before each text."""
     keep_alive: str | float | None = None
     """How long the model's engine stays after this request, where there are several models."""
     user: str | None = None
@@ -106,10 +108,11 @@ class PooledBody(Struct, kw_only=True):
         return [{"prompt": text} for text in texts_of(self.inputs, self.inputs_field)]
 
     @property
-    def request_fields(self) -> dict[str, Any]:
-        """Returns the fields of every `Request`."""
+    def pooled_fields(self) -> dict[str, Any]:
+        """Returns what `pooled` takes beside the prompts."""
         return {"truncate_prompt_tokens": self.truncate_prompt_tokens, "priority": self.priority,
-                "timeout": self.timeout, "cache_salt": self.cache_salt}
+                "timeout": self.timeout, "cache_salt": self.cache_salt,
+                "add_special_tokens": self.add_special_tokens, "prompt_name": self.prompt_name}
 
 
 def texts_of(inputs: Inputs, field: str) -> list[str | list[int]]:
@@ -128,13 +131,16 @@ def texts_of(inputs: Inputs, field: str) -> list[str | list[int]]:
 
 async def pooled(call: EngineCall, model: ServedModel, params: PoolingParams,
                  prompts: Sequence[dict[str, Any]], field: str = "input",
-                 add_special_tokens: bool = True, **fields: Any) -> list[Completion]:
+                 add_special_tokens: bool = True, prompt_name: str | None = None,
+                 **fields: Any) -> list[Completion]:
     """Returns what the model makes of each prompt, in order. All go to the engine at once.
 
     fields: of every `Request`; field: the body's name of the prompts, for errors, which say the
     number of the prompt. Raises `HttpError`.
     """
     model.check_task(params.task)
+    if prompt_name is not None:
+        prompts = _with_prompt(model, prompt_name, prompts, field)
     if not add_special_tokens:
         prompts = [await _without_special(call, prompt) for prompt in prompts]
     try:
@@ -145,6 +151,18 @@ async def pooled(call: EngineCall, model: ServedModel, params: PoolingParams,
         error_field = f"{field}[{number}]" if number is not None and len(prompts) > 1 else field
         raise http_error(error, {**call.fields, "prompt": error_field}) from None
     return [choices[0] for choices in completions]
+
+
+def _with_prompt(model: ServedModel, name: str, prompts: Sequence[dict[str, Any]],
+                 field: str) -> list[dict[str, Any]]:
+    """Returns the prompts with what sentence-transformers puts before such texts."""
+    begin = model.text_prompts.get(name)
+    if begin is None:
+        names = ", ".join(model.text_prompts) or "none"
+        raise bad_field("prompt_name", f"{name[:100]!r} is none of the model's: {names}")
+    if not all(isinstance(prompt.get("prompt"), str) for prompt in prompts):
+        raise bad_field("prompt_name", f"only where {field} is texts")
+    return [{"prompt": begin + prompt["prompt"]} for prompt in prompts]
 
 
 async def _without_special(call: EngineCall, prompt: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from actorium.actors.client.relevance import class_name, numbers_of
+from actorium.actors.client.relevance import numbers_of
 from actorium.actors.gateway.api.pooled_answers import (
     PooledBody,
     list_answer,
@@ -57,7 +57,7 @@ async def pooling(http: HttpRequest) -> Response:
     params = PoolingParams(task=body.task_of(model), dimensions=body.dimensions,
                            use_activation=body.activates)
     completions = await pooled(call, model, params, body.prompts(), "input",
-                               body.add_special_tokens, **body.request_fields)
+                               **body.pooled_fields)
     data = [{"index": i, "object": "pooling", "data": encoded}
             for i, encoded in enumerate(await vectors(completions, body.encoding_format))]
     return JsonReply(list_answer(call, model, "pool", data, prompt_tokens_of(completions)))
@@ -70,7 +70,7 @@ async def classify(http: HttpRequest) -> Response:
     model = await call.chosen.model(body)
     completions = await pooled(
         call, model, PoolingParams(task="classify", use_activation=body.activates),
-        body.prompts(), "input", body.add_special_tokens, **body.request_fields)
+        body.prompts(), "input", **body.pooled_fields)
     data = [_classes(i, numbers_of(completion), model)
             for i, completion in enumerate(completions)]
     return JsonReply(list_answer(call, model, "classify", data, prompt_tokens_of(completions)))
@@ -78,5 +78,5 @@ async def classify(http: HttpRequest) -> Response:
 
 def _classes(index: int, probabilities: list[float], model: ServedModel) -> dict[str, Any]:
     best = max(range(len(probabilities)), key=probabilities.__getitem__)
-    return {"index": index, "label": class_name(model.labels, best), "probs": probabilities,
+    return {"index": index, "label": model.labels[best], "probs": probabilities,
             "num_classes": len(probabilities)}

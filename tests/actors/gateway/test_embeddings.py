@@ -78,6 +78,15 @@ def test_fields_reach_the_engine() -> None:
     assert last.messages is not None and not last.add_generation_prompt
 
 
+def test_prompts_of_sentence_transformers_by_name() -> None:
+    [one] = embed({"input": "x", "prompt_name": "query"})["data"]
+    assert one["embedding"] == vector("Find: x")
+    assert refusal({"input": "x", "prompt_name": "none"}) == \
+        "prompt_name: 'none' is none of the model's: query"
+    assert refusal({"input": [1], "prompt_name": "query"}) == \
+        "prompt_name: only where input is texts"
+
+
 def test_many_inputs_are_one_batch() -> None:
     engine = PooledEngine("embed")
     texts = [f"text {i}" for i in range(MAX_INPUTS)]
@@ -211,7 +220,7 @@ def test_teis_shape() -> None:
     assert embed({"inputs": TEXTS}, "/embed") == [vector(text) for text in TEXTS]
     assert embed({"inputs": "x", "normalize": False, "dimensions": 2}, "/embed") == [
         vector("x", 2, normalise=False)]
-    assert refusal({"inputs": "x", "prompt_name": "query"}, "/embed").startswith("prompt_name: ")
+    assert embed({"inputs": "x", "prompt_name": "query"}, "/embed") == [vector("Find: x")]
 
 
 def test_ollamas_shapes() -> None:
@@ -250,7 +259,7 @@ def test_pooling_by_task() -> None:
 
 @pytest.mark.parametrize("path", ["/classify", "/v1/classify"])
 def test_classes(path: str) -> None:
-    engine = PooledEngine("classify", labels=["bad", "good", "dull"], scores=3)
+    engine = PooledEngine("classify", labels=["bad", "good", "dull"])
     answer = post(engine, path, {"input": TEXTS, "use_activation": True}).json()
     for i, (one, text) in enumerate(zip(answer["data"], TEXTS, strict=True)):
         wanted = vector(text)[:3]
@@ -259,8 +268,6 @@ def test_classes(path: str) -> None:
     assert answer["id"].startswith("classify-")
     assert {one.pooling for one in engine.asked} == {
         PoolingParams(task="classify", use_activation=True)}
-    nameless = post(PooledEngine("classify", scores=1), path, {"input": "x"}).json()
-    assert nameless["data"][0]["label"] == "LABEL_0"
 
 
 # --- bodies of any kind ---------------------------------------------------------------------------

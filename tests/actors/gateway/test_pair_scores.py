@@ -86,7 +86,7 @@ def test_what_does_not_fit_the_model_is_refused_by_name(
 
 
 def test_a_classifier_of_several_classes_has_no_one_score() -> None:
-    answer = post(PooledEngine("classify", scores=3), "/rerank", {
+    answer = post(PooledEngine("classify", labels=["a", "b", "c"]), "/rerank", {
         "query": "q", "documents": ["a"]})
     assert answer.json()["error"]["message"] == \
         "model: gives 3 scores of a text; a pair needs a model with one"
