@@ -602,8 +602,9 @@ class RowLogprobs(Struct, frozen=True, array_like=True, gc=False):
 class StepResult(Message):
     """The output of a step, in the order of the plan's sampled rows.
 
-    Sampled rows: first the extends that ended their prompt (in plan order, without those that are
-    pooled), then `decode`. A decode emits between one token and one more than the drafts it verified.
+    Sampled rows: first the extends that ended their prompt (in plan order; without those that are
+    pooled), then `decode`. A decode emits between one token and one more than the drafts it
+    verified.
     """
 
     epoch: Epoch

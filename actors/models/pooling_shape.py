@@ -44,6 +44,12 @@ class DenseShape(NamedTuple):
     folder: str = ""
     """Folder of the checkpoint that its tensors lie in; "" = with all others."""
 
+    @property
+    def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
+        """What its tensors are called behind `name`, and their shapes."""
+        weight = "weight", (self.rows, self.columns)
+        return [weight, ("bias", (self.rows,))] if self.bias else [weight]
+
 
 class PoolingShape(Struct, frozen=True, kw_only=True):
     """How prompts are pooled."""

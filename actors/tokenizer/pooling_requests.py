@@ -1,5 +1,4 @@
-"""Requests for vectors and scores: what a model serves, and their parameters with its defaults. Pure.
-"""
+"""Requests for vectors and scores: what a model serves, and parameters with its defaults. Pure."""
 
 from __future__ import annotations
 

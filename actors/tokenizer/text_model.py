@@ -22,8 +22,8 @@ from actorium.actors.models import model_dir as models
 from actorium.actors.models.fim_tokens import KEY, FimTokens, fim_tokens
 from actorium.actors.models.pooling_shape import read_pooling
 from actorium.actors.structured.grammar_validator import GrammarValidator
-from actorium.actors.tokenizer import pooling_requests
 from actorium.actors.tokenizer import chat_template as chat
+from actorium.actors.tokenizer import pooling_requests
 from actorium.actors.tokenizer.defaults import ModelFacts
 from actorium.actors.tokenizer.tokenizer_json import load_tokenizer
 
@@ -134,7 +134,7 @@ class TextModel:
             for part, length in zip(parts, _cut_lengths([len(part) for part in parts],
                                                         max(keep - added, 0)), strict=True):
                 part.truncate(length)
-        whole = tokenizer.post_process(*parts)
+        whole = tokenizer.post_process(parts[0], parts[1] if pair is not None else None)
         ids = array("i", whole.ids)
         if self._adds_end:
             ids.append(self._end_id)

@@ -218,9 +218,10 @@ def shape_from_config(
     """`ModelShape` of a parsed `config.json`.
 
     dtype: of the weights, "auto" = the checkpoint's. max_model_len: None = the model's own limit.
-    quantization, group, head, impl: see `ModelConfig`. text_only: without what images take. pooling: how
-    it pools; of a model that does not generate, the head is left out. Raises `BadModel` naming the file and the field that is missing or wrong, and `BadConfig` for a
-    max_model_len beyond the limit.
+    quantization, group, head, impl: see `ModelConfig`. text_only: without what images take.
+    pooling: of a model that does not generate, the head is left out. Raises `BadModel` naming the
+    file and the field that is missing or wrong, and `BadConfig` for a max_model_len beyond the
+    limit.
     """
     name, raw = text_model(generating_class(_architecture(raw, where)), raw, where)
     own, raw = name in ARCHITECTURES, {**raw, "architectures": [name]}

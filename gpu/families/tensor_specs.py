@@ -147,9 +147,9 @@ def embedding_and_head_tensors(s: ModelShape) -> list[TensorSpec]:
 
 def score_tensors(s: ModelShape) -> list[TensorSpec]:
     """What makes scores of pooled rows, which every GPU has whole, in float32."""
-    return [spec for layer in (s.pooling.head if s.pooling else ())
-            for spec in (TensorSpec(f"{layer.name}.weight", (layer.rows, layer.columns), "float32"),
-                         *[TensorSpec(f"{layer.name}.bias", (layer.rows,), "float32")] * layer.bias)]
+    return [TensorSpec(f"{layer.name}.{part}", shape, "float32")
+            for layer in (s.pooling.head if s.pooling else ())
+            for part, shape in layer.tensors]
 
 
 def norm_tensors(at: str, s: ModelShape, names: Sequence[str] = NORMS) -> list[TensorSpec]:

@@ -1,5 +1,5 @@
-"""What comes behind a model's rows where prompts are pooled: dense layers and the length of vectors,
-or the head that makes scores of them. In float32, on every rank alike."""
+"""What comes behind a model's rows where prompts are pooled: dense layers, and the length that
+vectors get, or the head that makes scores. In float32, on every rank alike."""
 
 from __future__ import annotations
 
@@ -59,9 +59,8 @@ def load_pooler(shape: PoolingShape, path: Path, device: torch.device,
                 tensors: WeightTensors) -> Pooler:
     """path: of the checkpoint; tensors: those of its own folder, of which the head's are taken out.
     Raises `BadModel`."""
-    head = [DenseLayer(layer.activation, *(
-        materialised(tensors.pop(f"{layer.name}.{part}"))
-        for part in ("weight", "bias")[:1 + layer.bias])) for layer in shape.head]
+    head = [DenseLayer(layer.activation, *(materialised(tensors.pop(f"{layer.name}.{part}"))
+                                           for part, _ in layer.tensors)) for layer in shape.head]
     return Pooler(shape, [_dense(layer, path / layer.folder, device) for layer in shape.dense],
                   head)
 
@@ -74,11 +73,10 @@ def _dense(layer: DenseShape, folder: Path, device: torch.device) -> DenseLayer:
             found |= load_file(folder / file)
         except SafetensorError as error:
             raise unreadable(folder / file, error) from None
-    wanted = {f"{layer.name}.weight": (layer.rows, layer.columns)}
-    if layer.bias:
-        wanted[f"{layer.name}.bias"] = (layer.rows,)
-    for name, size in wanted.items():
+    own: list[Tensor] = []
+    for part, size in layer.tensors:
+        name = f"{layer.name}.{part}"
         if name not in found or found[name].shape != size:
             raise BadModel(f"{folder}: {name}: must be there, of shape {list(size)}")
-    return DenseLayer(layer.activation, *(found[name].to(device, torch.float32)
-                                          for name in wanted))
+        own.append(found[name].to(device, torch.float32))
+    return DenseLayer(layer.activation, *own)

@@ -341,8 +341,8 @@ def _extends(t: SlotTables, extend: I32) -> _ExtendPart:
                                              dtype=np.int32))
         out.total += count
         ends = seq.done == seq.length
-        if seq.pooled is not None:
-            first = out.total - count if seq.pooled.pooling.every_row else out.total - ends
+        if (pooled := t.pooled.get(slot)) is not None:
+            first = out.total - (count if pooled.pooling.every_row else ends)
             out.pooled.append(PooledRows(slot, start, out.total - first, ends))
             out.pooled_rows.append(np.arange(first, out.total, dtype=np.int32))
         elif ends:

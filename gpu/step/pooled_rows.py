@@ -1,10 +1,10 @@
-"""Rows of prompts that are pooled: what a step has of them, and what is kept from chunk to chunk."""
+"""Rows of prompts that are pooled: those of a step, and what is kept from chunk to chunk."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from actorium.actors.models.pooling_shape import PoolingKind
 from actorium.actors.params import ResolvedPooling
 from actorium.gpu.models.pooler import Pooler
 from actorium.gpu.step.staging import Download
+
+Shapes: TypeAlias = list[tuple[int, list[int]]]
+"""Slot and shape of results, one after the other."""
 
 
 @dataclass(slots=True)
@@ -42,8 +45,8 @@ class PooledRows(NamedTuple):
 class PooledStep(NamedTuple):
     """What a step has pooled, on its way to the host."""
 
-    shapes: list[tuple[int, list[int]]]
-    """Slot and shape of each result."""
+    shapes: Shapes
+    """Of its results."""
     values: Download
     """All of them, f32, flat."""
 
@@ -58,19 +61,18 @@ class PooledStep(NamedTuple):
 
 
 def pool_rows(pooler: Pooler, rows: Sequence[PooledRows], normed: Tensor,
-              prompt_of: Callable[[int], PooledPrompt]
-              ) -> tuple[list[tuple[int, list[int]]], Tensor] | None:
+              prompts: Mapping[int, PooledPrompt]) -> tuple[Shapes, Tensor] | None:
     """Takes in the rows of a step. normed: [R, hidden], those of all `rows` in order, behind the
-    final norm; prompt_of: by slot.
+    final norm; prompts: by slot.
 
     Returns slots and shapes of what is complete, and its numbers, f32, flat, in the same order;
     None where nothing is.
     """
     complete: dict[ResolvedPooling, list[tuple[int, Tensor]]] = {}
-    shapes: list[tuple[int, list[int]]] = []
+    shapes: Shapes = []
     parts: list[Tensor] = []
     for own, chunk in zip(rows, normed.split([each.rows for each in rows]), strict=True):
-        prompt = prompt_of(own.slot)
+        prompt = prompts[own.slot]
         pooling = prompt.pooling
         if pooling.task.startswith("token"):
             prompt.parts.append(pooler.finish(chunk, pooling))

@@ -316,9 +316,8 @@ class ModelRunner:
 
     def _pool(self, pooled: Sequence[PooledRows], normed: Tensor, out: LaunchedStep) -> None:
         """Take in rows of prompts that are pooled. normed: [R, hidden], after the final norm."""
-        pooler, sequences = self.model.pooler, self.tables.sequences
-        assert pooler is not None, "the scheduler knows which tasks are served"
-        found = pool_rows(pooler, pooled, normed, lambda slot: sequences[slot].pooled)
+        assert self.model.pooler is not None, "the scheduler knows which tasks are served"
+        found = pool_rows(self.model.pooler, pooled, normed, self.tables.pooled)
         if found is not None:
             out.pooled = PooledStep(found[0], self.arrays.fetch(found[1]))
 
