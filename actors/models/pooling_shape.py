@@ -56,7 +56,7 @@ class PoolingShape(Struct, frozen=True, kw_only=True):
 
     tasks: tuple[PoolingTask, ...]
     width: int
-    """Numbers of a vector, of the tasks embed and token_embed."""
+    """Numbers of a vector, of the tasks embed and token_embed; 0: config.json does not tell."""
     generates: bool = False
     """It completes prompts as well; else there is no head over the vocabulary."""
     kind: PoolingKind = "last"
@@ -134,6 +134,8 @@ def _of_class(where: Path, raw: dict[str, Any]) -> PoolingShape | None:
     if parts is None:
         return None
     suffix, hidden, labels = parts[1], _hidden(where, raw), _labels(where, raw)
+    if not hidden:
+        raise BadModel(f"{where}: hidden_size: must say how wide rows are", "model")
     if suffix.endswith("RewardModel"):
         process = suffix == "ForProcessRewardModel"
         count = 2 if process else 1
@@ -182,10 +184,11 @@ def _activation(where: Path, raw: dict[str, Any], labels: int, tokens: bool) -> 
 
 
 def _hidden(where: Path, raw: dict[str, Any]) -> int:
+    """The width of a row; 0 where the config leaves that to its class."""
     text = text_config(raw)
     size = next((text[name] for name in ("hidden_size", "n_embd", "d_model", "dim")
-                 if text.get(name) is not None), None)
-    if not isinstance(size, int) or not 0 < size <= MAX_INT32:
+                 if text.get(name) is not None), 0)
+    if not isinstance(size, int) or not 0 <= size <= MAX_INT32:
         raise BadModel(f"{where}: hidden_size: must be a size, got {shown(size)}", "model")
     return size
 
@@ -210,7 +213,7 @@ def _of_modules(path: Path, raw: dict[str, Any]) -> PoolingShape | None:
             raise BadModel(f"{where}: {shown(module.get('type'))} at place {i}: only Transformer, "
                            "Pooling, Dense and Normalize are supported, in this order", "model")
         if name == "Pooling":
-            kind = _pooling_kind(path / folder / "config.json", width)
+            kind, width = _pooling(path / folder / "config.json", width)
         elif name == "Dense":
             dense.append(_dense(path, folder, width))
             width = dense[-1].rows
@@ -234,7 +237,8 @@ def _modules(where: Path) -> list[dict[str, Any]]:
 KINDS: dict[str, PoolingKind] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
 
 
-def _pooling_kind(where: Path, hidden: int) -> PoolingKind:
+def _pooling(where: Path, hidden: int) -> tuple[PoolingKind, int]:
+    """The kind, and the width of a vector."""
     raw = read_json(where)
     given = raw.get("pooling_mode")
     modes = given if isinstance(given, list) else [given] if given else [
@@ -246,10 +250,10 @@ def _pooling_kind(where: Path, hidden: int) -> PoolingKind:
     if raw.get("include_prompt") is False:
         raise BadModel(f"{where}: include_prompt: false is not supported", "model")
     size = raw.get("word_embedding_dimension", raw.get("embedding_dimension", hidden))
-    if size != hidden:
+    if not isinstance(size, int) or size < 1 or size != (hidden or size):
         raise BadModel(f"{where}: word_embedding_dimension: must be the hidden size {hidden}, got "
                        f"{shown(size)}", "model")
-    return KINDS[modes[0]]
+    return KINDS[modes[0]], size
 
 
 def _dense(path: Path, folder: str, columns: int) -> DenseShape:

@@ -43,7 +43,7 @@ def check_task(message: Generate, facts: ModelFacts) -> None:
         message.pooling.check()
     except ValueError as error:
         raise InvalidRequest(str(error), str(error).split(":")[0]) from None
-    if (message.pooling.dimensions or 0) > facts.pooling.width:
+    if (message.pooling.dimensions or 0) > facts.pooling.width:  # of 0, which is not known, too
         raise InvalidRequest(f"dimensions: {message.pooling.dimensions} are more than the model's "
                              f"vectors have, {facts.pooling.width}", "dimensions")
 
@@ -70,6 +70,6 @@ def resolve_pooling(message: Generate, facts: ModelFacts, tokens: int,
 def info(shape: PoolingShape | None) -> dict[str, Any]:
     """Returns the fields of ServerInfo."""
     return {"tasks": tasks(shape), "pooling": None if shape is None else {
-        "kind": shape.kind, "width": shape.width, "normalize": shape.normalize,
+        "kind": shape.kind, "width": shape.width or None, "normalize": shape.normalize,
         "labels": list(shape.labels), "activation": shape.activation,
         "prompts": dict(shape.prompts)}}
