@@ -99,7 +99,8 @@ class OutputSequence:
     def weight(self) -> int:
         """Size of what waits to be sent: tokens, and alternatives of their logprobs."""
         entries = self._logprobs
-        return len(self._tokens) + sum(1 + len(e.top) for e in entries or ())
+        numbers = len(self._pooled.data) // 4 if self._pooled else 0
+        return len(self._tokens) + numbers + sum(1 + len(e.top) for e in entries or ())
 
     def append_tokens(self, tokens: Sequence[int], stop_token: int | None = None) -> bool:
         """Takes the next tokens. Returns whether a stop string matched, which ends the sequence

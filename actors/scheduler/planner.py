@@ -108,7 +108,7 @@ class Planner:
                                                                                   PlanRecord]:
         extends = draft.extends
         column, slots, sids, sids_column = b"", rows.slots, rows.sids, rows.sids_column
-        firsts = self._finish_prompts(extends)
+        firsts, pooled = self._finish_prompts(extends)
         if extends:
             column = _column([(s.slot, n) for s, n in extends])
         if firsts:
@@ -125,7 +125,7 @@ class Planner:
                             {s.slot: s.sid for s, _ in extends},
                             computed, self._state.table.window,
                             self.drafting.next(len(slots)) if self.drafting else 0,
-                            draft.attended, predicted,
+                            draft.attended, predicted, {s.slot: s.sid for s in pooled},
                             [(s.slot, int(self._state.table.order[s.slot]), s.computed)
                              for s, _ in extends if s.request.submit.media])
         # Whoever decodes in the next plan is sampled in this one, so all have as many drafts then.
@@ -141,15 +141,18 @@ class Planner:
             encode_us=allowance.encode_us if allowance else 0,
             store=store, load=load), record
 
-    def _finish_prompts(self, extends: list[tuple[SequenceState, int]]) -> list[SequenceState]:
-        """Returns the sequences that are sampled at the end of their prompt, which this plan
-        completes; they decode from the next on. Those that are pooled end with its result."""
-        ended = [s for s, _ in extends if s.computed == s.total]
-        for sequence in ended:
-            self._state.prefilling.remove(sequence)
-            if not sequence.pooled:
-                self._state.table.start_decoding(sequence.slot)
-        return [s for s in ended if not s.pooled]
+    def _finish_prompts(self, extends: list[tuple[SequenceState, int]]
+                        ) -> tuple[list[SequenceState], list[SequenceState]]:
+        """Returns the sequences whose prompt this plan completes: those that are sampled, which
+        decode from the next plan on, and those that are pooled, which end with its result."""
+        firsts, pooled = list[SequenceState](), list[SequenceState]()
+        for sequence, _ in extends:
+            if sequence.computed == sequence.total:
+                self._state.prefilling.remove(sequence)
+                (pooled if sequence.pooled else firsts).append(sequence)
+        for sequence in firsts:
+            self._state.table.start_decoding(sequence.slot)
+        return firsts, pooled
 
     def _reserve(self) -> tuple[DecodeRows, bytes]:
         """Returns the rows to decode, and the pages they still need, preempting until those are

@@ -18,6 +18,7 @@ from actorium.actors.messages import (
     Stop,
     Submit,
     TokenBatch,
+    Unknown,
 )
 from actorium.actors.params import TextParams
 from actorium.actors.runtime.inflight_journal import InflightJournal
@@ -164,6 +165,9 @@ class RequestLifecycle:
                 self._add(request)
                 self.history.restored(request)
             else:
+                if request.lost_vector:  # its client may wait for it, and then asks again
+                    self.outgoing.to_detokenizer([Unknown(request.submit.rid,
+                                                          request.submit.client)])
                 self.history.finished([request], now)
         self.metrics.resumed([each for request in live for each in request.live.values()],
                              SCHEDULER, now)

@@ -3,7 +3,7 @@ was sent, so that its result can be applied."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -177,6 +177,13 @@ class RequestState:
         """Whether it was ever admitted to the batch, in this life of the scheduler or before."""
         return any(choice.slot or choice.preempted or choice.counted for choice in self.choices)
 
+    @property
+    def lost_vector(self) -> bool:
+        """Whether it has ended with a vector, of which the ledger knows nothing."""
+        return self.submit.pooling is not None and any(
+            choice.finish is not None and choice.finish.finish_reason == "stop"
+            and choice.finish.pooled is None for choice in self.choices)
+
     def cap(self, limit: int) -> None:
         """Lets prompt and completion together have at most `limit` tokens."""
         if self.submit.pooling is not None:
@@ -262,6 +269,8 @@ class PlanRecord(NamedTuple):
     """Positions that the extends' tokens attend to, summed over these."""
     predicted_us: int = 0
     """Microseconds that a step with extends is expected to take; 0 = not predicted."""
+    pooled: Mapping[int, int] = {}
+    """slot -> sid of the extends that end a prompt which is pooled."""
     media: Sequence[tuple[int, int, int]] = ()
     """Extends of sequences with images: slot, number of the admission, tokens computed by then."""
 

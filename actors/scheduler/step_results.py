@@ -83,7 +83,7 @@ def _is_steady(record: PlanRecord, result: StepResult) -> bool:
     logprobs."""
     rows = len(record.slots)
     if (record.firsts or not rows or result.finish != bytes(rows)
-            or result.logprobs or result.prompt_logprobs or result.pooled):
+            or result.logprobs or result.prompt_logprobs or record.pooled or result.pooled):
         return False
     if record.window == 1:
         return result.counts == b"\1" * rows and len(result.tokens) == 4 * rows
@@ -129,6 +129,9 @@ def _unpack(record: PlanRecord, result: StepResult) -> ResultRows:
     if got != (want, want) or int(rows.counts.sum()) != len(rows.tokens):
         raise BadResult(f"step {result.step}: {want} rows planned; the result has {got[0]} counts, "
                         f"{got[1]} finishes and {len(rows.tokens)} tokens")
+    if sorted(record.pooled) != (slots := sorted(slot for slot, _ in result.pooled)):
+        raise BadResult(f"step {result.step}: the slots {sorted(record.pooled)} are pooled, the "
+                        f"result has {slots}")
     if want and int(rows.counts.max()) > record.window:
         raise BadResult(f"step {result.step}: a row has {rows.counts.max()} tokens, planned were "
                         f"{record.window} at the most")
@@ -236,10 +239,10 @@ def _finish(state: SchedulerState, record: PlanRecord, rows: ResultRows, known: 
 
 def _finish_pooled(state: SchedulerState, record: PlanRecord, result: StepResult,
                    news: dict[int, dict[str, Any]]) -> list[SequenceState]:
-    """Ends the sequences whose vectors are there, and returns them."""
+    """Ends the sequences that the step has pooled, and returns them."""
     ended = []
     for slot, pooled in result.pooled:
-        sequence = state.sequences.get(record.extends.get(slot, 0))
+        sequence = state.sequences.get(record.pooled[slot])
         if sequence is None:
             continue
         with state.guard.of(sequence.request):

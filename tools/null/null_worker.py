@@ -266,8 +266,7 @@ class NullWorker(Core):
         extend, decode = ints_of(plan.extend).reshape(-1, 2), ints_of(plan.decode)
         self._check(plan, window)
         ended = [slot for slot, count in extend.tolist() if self._extend(slot, count)]
-        pooled = [(slot, found) for slot in ended if (found := self._pool(slot)) is not None]
-        firsts = [slot for slot in ended if self._pooling(slot) is None]
+        firsts, pooled = self._pool(ended)
         rows, reach = decode, self._reach(decode, window)
         if firsts:
             rows = np.concatenate((np.array(firsts, np.int32), rows))
@@ -422,19 +421,21 @@ class NullWorker(Core):
         self._kv[slot] += count
         return bool(self._kv[slot] == self._target[slot])
 
-    def _pooling(self, slot: int) -> ResolvedPooling | None:
-        admit = self._admits[slot]
-        return None if admit is None else admit.pooling
-
-    def _pool(self, slot: int) -> Pooled | None:
-        """Returns what a slot whose tokens are all computed is pooled to; None = it is sampled."""
-        admit = self._admits[slot]
-        if admit is None or admit.pooling is None:
-            return None
-        if admit.pooling.every_row and admit.cached_len:
-            raise BadPlan(f"slot {slot}: every row is wanted, but {admit.cached_len} are cached")
-        self._alive[slot] = False
-        return pooled_tokens(ints_of(admit.tokens), admit.pooling)
+    def _pool(self, slots: list[int]) -> tuple[list[int], list[tuple[int, Pooled]]]:
+        """Returns which slots, whose tokens are all computed, are sampled, and what the others are
+        pooled to."""
+        sampled, pooled = list[int](), list[tuple[int, Pooled]]()
+        for slot in slots:
+            admit = self._admits[slot]
+            assert admit is not None
+            if admit.pooling is None:
+                sampled.append(slot)
+                continue
+            if admit.pooling.every_row and admit.cached_len:
+                raise BadPlan(f"slot {slot}: every row is wanted, {admit.cached_len} are cached")
+            self._alive[slot] = False
+            pooled.append((slot, pooled_tokens(ints_of(admit.tokens), admit.pooling)))
+        return sampled, pooled
 
     def _check(self, plan: StepPlan, window: int) -> None:
         """Checks a plan before its step: raises `BadPlan` where it cannot be computed."""

@@ -116,9 +116,12 @@ class RetainedRequests:
         return (request for _, request, _ in self._kept.values())
 
     def keep(self, request: RequestState, now: float) -> None:
-        """Keeps a request in place of an older one of the same key. A request that lingered and was
-        aborted may be sent again under its name."""
+        """Keeps a request in place of an older one of the same key, but not one whose vector is
+        lost: when it is asked for, it is computed again. A request that lingered and was aborted
+        may be sent again under its name."""
         self.drop(request.key)
+        if request.lost_vector:
+            return
         if request.submit.resume_seconds and any(
                 choice.finish is not None and choice.finish.finish_reason == "abort"
                 for choice in request.choices):
@@ -180,7 +183,7 @@ class RecoveryLog:
     def reported(self, batch: TokenBatch) -> None:
         """Records a batch that is about to be sent to the detokenizer."""
         if self._writes:
-            self._write(make_record(BATCH, _without_vectors(batch)))
+            self._write(make_record(BATCH, batch))
 
     def counted(self, counts: CountsRecord | None) -> None:
         """Records what a wake has counted, if anything."""
@@ -318,14 +321,6 @@ class RecoveryLog:
 def keeps_history(recovery: RecoveryConfig) -> bool:
     """Returns whether anything is remembered beyond this life."""
     return recovery.restart or recovery.ledger_dir is not None
-
-
-def _without_vectors(batch: TokenBatch) -> TokenBatch:
-    """Returns the batch as the ledger keeps it: vectors are computed again."""
-    if not any(event.pooled for event in batch.events):
-        return batch
-    return msgspec.structs.replace(batch, events=[
-        msgspec.structs.replace(event, pooled=None) for event in batch.events])
 
 
 def retained_bytes(request: RequestState) -> int:
