@@ -341,12 +341,13 @@ def _extends(t: SlotTables, extend: I32) -> _ExtendPart:
                                              dtype=np.int32))
         out.total += count
         ends = seq.done == seq.length
-        if (pooled := t.pooled.get(slot)) is not None:
-            first = out.total - (count if pooled.pooling.every_row else ends)
+        if (pooled := t.pooled.get(slot)) is None:
+            if ends:
+                out.ending.append((slot, seq.length, out.total - 1))
+        elif pooled.pooling.every_row or ends:
+            first = out.total - (count if pooled.pooling.every_row else 1)
             out.pooled.append(PooledRows(slot, start, out.total - first, ends))
             out.pooled_rows.append(np.arange(first, out.total, dtype=np.int32))
-        elif ends:
-            out.ending.append((slot, seq.length, out.total - 1))
         if ends:
             seq.tokens = _NONE
     return out

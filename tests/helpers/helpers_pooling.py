@@ -1,0 +1,106 @@
+"""Tiny random checkpoints that pool prompts, and what transformers makes of these."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from helpers_models import tiny_config, write_checkpoint
+from helpers_worker import Ring
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional
+
+from actorium.actors.params import PoolingTask, ResolvedParams, ResolvedPooling
+from actorium.gpu.step.runner import ModelRunner
+
+SAMPLED = ResolvedParams(max_tokens=6, temperature=0.0)
+NOT_SAMPLED = ResolvedParams(max_tokens=1, temperature=0.0)
+TYPE = "sentence_transformers.models"
+
+
+def write_modules(path: Path, mode: str, dense: tuple[int, ...] = (), normalize: bool = True,
+                  **pooling: Any) -> list[tuple[Tensor, Tensor]]:
+    """Writes the files of sentence-transformers beside a checkpoint of 64 hidden numbers; mode: as
+    its Pooling has it; dense: widths of layers behind it, whose weights are returned."""
+    kinds = ["Transformer", "Pooling", *["Dense"] * len(dense), *["Normalize"] * normalize]
+    (path / "modules.json").write_text(json.dumps([
+        {"idx": i, "name": str(i), "path": "" if kind == "Transformer" else f"{i}_{kind}",
+         "type": f"{TYPE}.{kind}"} for i, kind in enumerate(kinds)]))
+    (path / "1_Pooling").mkdir()
+    (path / "1_Pooling" / "config.json").write_text(json.dumps({
+        "word_embedding_dimension": 64, **{f"pooling_mode_{name}": name == mode for name in (
+            "cls_token", "mean_tokens", "max_tokens", "lasttoken")}, **pooling}))
+    columns, made = 64, []
+    for i, rows in enumerate(dense, 2):
+        folder = path / f"{i}_Dense"
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({
+            "in_features": columns, "out_features": rows, "bias": True,
+            "activation_function": "torch.nn.modules.activation.Tanh"}))
+        weight, bias = torch.randn(rows, columns) / 8, torch.randn(rows)
+        save_file({"linear.weight": weight, "linear.bias": bias}, folder / "model.safetensors")
+        made.append((weight, bias))
+        columns = rows
+    return made
+
+
+def write_classifier(path: Path, architecture: str, **options: Any) -> Any:
+    """A random checkpoint of a class that makes scores; returns transformers' model."""
+    import transformers
+
+    family = architecture.partition("For")[0]
+    config = tiny_config(f"{family}ForCausalLM", **{"pad_token_id": 0, **options})
+    torch.manual_seed(3)
+    model = getattr(transformers, architecture)(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.copy_(torch.randn_like(weight) * 0.15 + (weight if weight.ndim == 1 else 0))
+    model.save_pretrained(path)
+    return model
+
+
+def write_embedder(path: Path, architecture: str = "LlamaForCausalLM", **options: Any) -> Any:
+    """A random checkpoint of a decoder; returns transformers' model without its head."""
+    return write_checkpoint(path, architecture, **options).model
+
+
+def hidden_rows(body: Any, ids: list[int]) -> Tensor:
+    """[tokens, hidden] behind the final norm, by transformers."""
+    with torch.no_grad():
+        rows: Tensor = body(torch.tensor([ids])).last_hidden_state[0]
+    return rows
+
+
+def pool_all(runner: ModelRunner, prompts: list[list[int]], pooling: ResolvedPooling,
+             sampled: int = 0, **ring: Any) -> list[Tensor]:
+    """What the prompts are pooled to, together with so many completions of them."""
+    run = Ring(runner, **ring)
+    for i, prompt in enumerate(prompts):
+        if i < sampled:
+            run.submit(prompt, SAMPLED)
+        run.submit(prompt, NOT_SAMPLED, pooling=pooling)
+    found = []
+    for out in run.run():
+        if out.pooled is None:
+            assert len(out.tokens) == SAMPLED.max_tokens, "a completion beside them is whole"
+            continue
+        assert out.finish == "stop" and not out.tokens
+        found.append(torch.tensor(out.pooled.tolist()))
+    return found
+
+
+def assert_near(got: list[Tensor], want: list[Tensor]) -> None:
+    """Of a cosine of at least 0.9999, and of the same length."""
+    assert len(got) == len(want)
+    for ours, theirs in zip(got, want, strict=True):
+        assert ours.shape == theirs.shape
+        assert functional.cosine_similarity(ours, theirs, dim=-1).min() >= 0.9999
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def resolved(task: PoolingTask, every_row: bool = False, **more: Any) -> ResolvedPooling:
+    """Pooling parameters as the tokenizer resolves them."""
+    return ResolvedPooling(task, every_row or task.startswith("token"), **more)
