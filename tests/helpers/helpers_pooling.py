@@ -74,6 +74,13 @@ def hidden_rows(body: Any, ids: list[int]) -> Tensor:
     return rows
 
 
+def logits(model: Any, ids: list[int]) -> Tensor:
+    """Scores before softmax or sigmoid, by transformers: [1, labels], or [1, tokens, labels]."""
+    with torch.no_grad():
+        found: Tensor = model(torch.tensor([ids])).logits
+    return found
+
+
 def pool_all(runner: ModelRunner, prompts: list[list[int]], pooling: ResolvedPooling,
              sampled: int = 0, **ring: Any) -> list[Tensor]:
     """What the prompts are pooled to, together with so many completions of them."""

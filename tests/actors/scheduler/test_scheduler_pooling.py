@@ -52,6 +52,8 @@ def test_the_prefix_cache_serves_the_last_row_and_no_other() -> None:
     assert [cached(h) for h in (first, second, whole, after)] == [0, 96, 0, 96]
     generated, = finish(ring, prompt, max_tokens=3)
     assert cached(generated) == 96, "completions share the pages of vectors"
+    counted = {name: gauges(ring)[f"pooled_{name}"] for name in ("embed", "tokens_embed")}
+    assert counted == {"embed": 4.0, "tokens_embed": 400.0}
 
 
 def test_preempted_and_lost_with_the_worker_they_are_computed_again() -> None:

@@ -13,6 +13,7 @@ from helpers_models import load
 from helpers_pooling import (
     assert_near,
     hidden_rows,
+    logits,
     pool_all,
     resolved,
     write_classifier,
@@ -89,12 +90,6 @@ def test_scores_of_a_prompt(tmp_path: Path, architecture: str, options: dict[str
         assert_near(pool_all(runner, PROMPTS, resolved("classify", activation=False), **way), want)
         assert_near(pool_all(runner, PROMPTS, resolved("classify"), **way),
                     [activated(row, options) for row in want])
-
-
-def logits(model: Any, ids: list[int]) -> Tensor:
-    with torch.no_grad():
-        found: Tensor = model(torch.tensor([ids])).logits
-    return found
 
 
 def activated(row: Tensor, options: dict[str, Any]) -> Tensor:
