@@ -13,6 +13,12 @@ import msgspec
 
 from actorium.actors.client.media import is_loaded, load_media
 from actorium.actors.client.pending import TOKENIZER, WATCHDOG, PendingRequest, RequestProgress
+from actorium.actors.client.relevance import (
+    PairScorer,
+    ScoringOptions,
+    numbers_of,
+    pooled_of,
+)
 from actorium.actors.client.request_batch import WINDOW, RequestBatch
 from actorium.actors.client.requests import (
     Completion,
@@ -49,7 +55,7 @@ from actorium.actors.messages import (
     Status,
     Tokenize,
 )
-from actorium.actors.params import SamplingParams
+from actorium.actors.params import PoolingParams, SamplingParams
 
 Prompt: TypeAlias = str | list[int]
 Prompts: TypeAlias = str | list[int] | list[str] | list[list[int]] | list[str | list[int]]
@@ -291,6 +297,69 @@ class ClientCalls:
             raise result
         return result[0] if len(result) == 1 else result
 
+    # --- vectors and scores -------------------------------------------------------------------
+
+    async def embed(self, texts: Prompts, dimensions: int | None = None,
+                    normalize: bool | None = None, timeout: float | None = None,
+                    priority: int = 0, truncate_prompt_tokens: int | None = None) -> Any:
+        """Returns the vectors of texts, or of lists of token ids, as `array.array("f")`: of one its
+        vector, of several a list in their order.
+
+        `dimensions` keeps so many leading numbers, of models that were trained for it. `normalize`:
+        whether vectors get the length 1; None = as the model says. The others are as in `generate`.
+        The first error is raised.
+        """
+        single, prompts = _prompts(texts, "texts")
+        params = PoolingParams(task="embed", dimensions=dimensions, use_activation=normalize)
+        vectors = [array("f", pooled_of(completion).data) for completion in await self._complete([
+            Request(prompt=text, pooling=params, timeout=timeout, priority=priority,
+                    truncate_prompt_tokens=truncate_prompt_tokens) for text in prompts])]
+        return vectors[0] if single else vectors
+
+    async def classify(self, texts: Prompts, timeout: float | None = None, priority: int = 0,
+                       truncate_prompt_tokens: int | None = None) -> Any:
+        """Returns the probabilities of a text's classes by their names, as a dict; of several texts
+        a list in their order. The parameters are as in `generate`."""
+        single, prompts = _prompts(texts, "texts")
+        labels = ((await self.server_info()).get("pooling") or {}).get("labels") or []
+        params = PoolingParams(task="classify")
+        classes = [
+            dict(zip(labels, numbers_of(completion), strict=True))
+            for completion in await self._complete([
+                Request(prompt=text, pooling=params, timeout=timeout, priority=priority,
+                        truncate_prompt_tokens=truncate_prompt_tokens) for text in prompts])]
+        return classes[0] if single else classes
+
+    async def score(self, query: str, documents: Sequence[str], instruct: str | None = None,
+                    timeout: float | None = None, priority: int = 0,
+                    truncate_prompt_tokens: int | None = None) -> list[float]:
+        """Returns how well each document answers the query: by the score of a cross-encoder, the
+        cosine of two vectors, or the probability that a model that generates says yes.
+
+        `instruct` is the query's purpose, of the last of these alone. The others are as in
+        `generate`.
+        """
+        scorer = PairScorer((await self.server_info()).get("tasks") or ["generate"],
+                            self._complete, self.tokenize, timeout=timeout, priority=priority,
+                            truncate_prompt_tokens=truncate_prompt_tokens)
+        scores = await scorer.score([(query, document) for document in documents],
+                                    ScoringOptions(instruct=instruct))
+        return scores.scores
+
+    async def _complete(self, requests: list[Request]) -> list[Completion]:
+        """Returns the completions of requests of one choice each, in order. Raises the first error.
+        """
+        completions: list[Any] = [None] * len(requests)
+        results = self.run(requests)
+        try:
+            async for index, result in results:
+                if isinstance(result, ActoriumError):
+                    raise result
+                completions[index], = result
+        finally:
+            await results.aclose()
+        return completions
+
     async def abort(self, rid: str) -> None:
         """End a request of this client (its stream's `rid`) now."""
         self._session.abort([Abort(rid)])
@@ -498,13 +567,13 @@ class ClientCalls:
         self._session.drop(EngineUnavailable("the client was closed"))
 
 
-def _prompts(prompt: Any) -> tuple[bool, list[Any]]:
-    """Returns (whether there is only one, all prompts). Raises `InvalidRequest` naming `prompt`."""
+def _prompts(prompt: Any, field: str = "prompt") -> tuple[bool, list[Any]]:
+    """Returns (whether there is only one, all prompts). Raises `InvalidRequest` naming `field`."""
     if not hasattr(prompt, "__len__") or isinstance(prompt, bytes | dict | set):
-        raise InvalidRequest("prompt: must be text, a list of token ids, or a list of either, "
-                             f"got {type(prompt).__name__}", "prompt")
+        raise InvalidRequest(f"{field}: must be text, a list of token ids, or a list of either, "
+                             f"got {type(prompt).__name__}", field)
     if not len(prompt):
-        raise InvalidRequest("prompt: must not be empty", "prompt")
+        raise InvalidRequest(f"{field}: must not be empty", field)
     single = isinstance(prompt, str) or not (isinstance(prompt[0], str)
                                              or hasattr(prompt[0], "__len__"))
     return single, [prompt] if single else list(prompt)

@@ -106,6 +106,9 @@ class Client:
 
     generate = blocking(ClientCalls.generate)
     chat = blocking(ClientCalls.chat)
+    embed = blocking(ClientCalls.embed)
+    classify = blocking(ClientCalls.classify)
+    score = blocking(ClientCalls.score)
     abort = blocking(ClientCalls.abort)
     tokenize = blocking(ClientCalls.tokenize)
     tokenize_chat = blocking(ClientCalls.tokenize_chat)

@@ -123,6 +123,8 @@ class EngineCall:
         """In the order of requests; none where the caller has not named any."""
         self.rids: list[str] = []
         self.usage = CallUsage()
+        self.failed_number: int | None = None
+        """Of the requests of `complete` the one that has failed."""
         self.journal_id = b""
         """Set once the body is read."""
         self.cut_counts: CutCounts | None = None
@@ -243,6 +245,7 @@ class EngineCall:
         try:
             async for index, result in results:
                 if isinstance(result, ActoriumError):
+                    self.failed_number = index
                     raise result
                 completions[index] = result
         finally:

@@ -12,6 +12,7 @@ import msgspec
 from actorium.actors.config.retention import TOKEN_TEXTS
 from actorium.actors.config.tree import Config
 from actorium.actors.detokenizer.incremental import byte_of_char
+from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.parsers.parser_factory import ModelTemplates, ParserFactory
 from actorium.actors.models import model_dir
 from actorium.actors.models.fim_tokens import FimTokens
@@ -19,6 +20,12 @@ from actorium.actors.models.model_names import repository_of
 
 DEFAULT = "default"
 """What clients of single-model engines write where a name is required."""
+GENERATE = "generate"
+TASK_VERBS = {
+    GENERATE: "does not generate text", "embed": "does not embed texts",
+    "classify": "does not classify texts", "token_embed": "does not embed tokens",
+    "token_classify": "does not classify tokens"}
+"""What a model lacks, by the name of the task."""
 LATEST = ":latest"
 """The tag that Ollama's clients add to a name without one."""
 
@@ -65,12 +72,25 @@ class ServedModel:
         """Token ids of the mark that ends reasoning; none where the model does not reason."""
         self.adapter: str | None = None
         """The LoRA adapter that a request names as its model."""
+        self.tasks: list[str] = info.get("tasks") or [GENERATE]
+        """What the model does: "generate", or a `PoolingTask`."""
+        pooling = info.get("pooling") or {}
+        self.labels: list[str] = pooling.get("labels") or []
+        """Names of its classes, of a model that classifies."""
+        self.text_prompts: dict[str, str] = pooling.get("prompts") or {}
+        """What stands before texts for a purpose, by its name, of a model that embeds."""
 
     def with_adapter(self, name: str) -> ServedModel:
         """Returns the model as a request sees it that names an adapter."""
         other = copy.copy(self)
         other.name = other.adapter = name
         return other
+
+    def check_task(self, task: str) -> None:
+        """Raises `HttpError` 400 where the model does not do that."""
+        if task not in self.tasks:
+            raise HttpError(400, f"model: {self.name!r} {TASK_VERBS[task]}; it is for "
+                            f"{', '.join(self.tasks)}", "model", code="unsupported_task")
 
 
 class TokenTexts:

@@ -175,6 +175,8 @@ class ServedModelInfo(Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """After the last use."""
     expires_at: Seconds | None = None
     """When its engine ends if nobody uses it; None = none runs, it is in use, or it stays."""
+    tasks: tuple[Short, ...] = ()
+    """What it does: "generate", names of `params.PoolingTask`; () = not known yet."""
 
 
 class ModelList(Message, frozen=True):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from actorium.actors.config.tree import ModelConfig
 from actorium.actors.errors import BadModel
 from actorium.actors.models import model_dir
 from actorium.actors.models.gguf_file import gguf_files, read_gguf
@@ -21,6 +22,7 @@ from actorium.actors.models.gguf_folder import SUFFIX as GGUF_SUFFIX
 from actorium.actors.models.model_classes import architecture
 from actorium.actors.models.model_files import SUFFIX, open_file
 from actorium.actors.models.model_names import gguf_kind
+from actorium.actors.models.pooling_shape import read_pooling
 
 GGUF, SAFETENSORS = "gguf", "safetensors"
 MAX_HEADER = 100 << 20
@@ -46,6 +48,8 @@ class CheckpointFacts(NamedTuple):
     """Q4_K_M, AWQ, BF16."""
     parameters: int = 0
     context_length: int = 0
+    tasks: tuple[str, ...] = ()
+    """What it does: "generate", names of `params.PoolingTask`; () = not known."""
 
 
 def files_digest(path: Path) -> str:
@@ -101,8 +105,19 @@ def _checkpoint_facts(folder: Path, facts: CheckpointFacts) -> CheckpointFacts:
     return facts._replace(
         architecture=architecture(config), format=SAFETENSORS, parameters=parameters,
         family=str(config.get("model_type") or text.get("model_type") or ""),
-        quantization=str(method).upper() if method else numbers,
+        quantization=str(method).upper() if method else numbers, tasks=_tasks(folder, config),
         context_length=model_dir.trained_length(config) or 0)
+
+
+def _tasks(folder: Path, config: dict[str, Any]) -> tuple[str, ...]:
+    """Returns what an engine without further flags does with the model."""
+    try:
+        pooling = read_pooling(folder, config, ModelConfig())
+    except BadModel:  # a start says what is wrong
+        return ()
+    if pooling is None:
+        return ("generate",)
+    return (*["generate"] * pooling.generates, *pooling.tasks)
 
 
 def _elements(file: Path) -> Counter[str]:

@@ -30,11 +30,10 @@ MODELS = {"demo": "", "smollm2": str(BUILD / "models" / "smollm2"), "pictures": 
           "infill": str(BUILD / "models" / "infill")}
 TEXTS = ("demo", "smollm2")
 """Those that files without the `models` mark are tried with."""
-CLIENT_OF = {"langchain": "langchain_openai", "openai_agents": "agents", "quantisers": "torchao",
-             "llama_server": "llamacpp_client", **{name: name for name in (
-    "anthropic", "guidellm", "instructor", "litellm", "lm_eval", "ollama", "openai",
-    "pydantic_ai",
-    "schemathesis")}}
+CLIENT_OF = {"embeddings": "cohere", "langchain": "langchain_openai", "openai_agents": "agents",
+             "quantisers": "torchao", "llama_server": "llamacpp_client", **{name: name for name in (
+    "anthropic", "guidellm", "instructor", "litellm", "lm_eval", "mteb", "ollama", "openai",
+    "pydantic_ai", "schemathesis")}}
 """A file's name and the module that it needs."""
 DEMO = HERE.parents[1] / "tools" / "demo" / "demo_model"
 KEY = "conformance-key"

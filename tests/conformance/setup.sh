@@ -32,7 +32,8 @@ clients() {
     "${pip[@]}" -r "$own/clients.txt"
     sites "$folder" > "$build/.site"
     printf '%s\n' "$(sites "$venv")" "$here" > "$(cat "$build/.site")/zz_engine.pth"
-    "${pip[@]}" --no-deps lm_eval==0.4.13 guidellm==0.8.1 gguf==0.19.0 bitsandbytes==0.50.2
+    "${pip[@]}" --no-deps lm_eval==0.4.13 guidellm==0.8.1 gguf==0.19.0 bitsandbytes==0.50.2 \
+        mteb==2.26.24 sentence-transformers==6.2.0
     "${pip[@]}" -r "$own/clients_extra.txt"
     echo "$want" > "$folder/.ready"
 }

@@ -92,10 +92,10 @@ def test_cancel(client: Any, tmp_path: Path) -> None:
 
 
 def test_vllms_run_batch(batch_server: Server, tmp_path: Path) -> None:
-    path = written(tmp_path / "in.jsonl", [line(1), line(2), line(3, "/v1/embeddings")])
+    path = written(tmp_path / "in.jsonl", [line(1), line(2), line(3, "/v1/audio")])
     out = tmp_path / "out.jsonl"
     subprocess.run([sys.executable, "-m", "actorium.tools.cli", "run-batch", "-i", str(path),
                     "-o", str(out), "--base-url", batch_server.url], check=True, timeout=60)
     good, other, refused = map(json.loads, out.read_text().splitlines())
     assert good["response"]["status_code"] == other["response"]["status_code"] == 200
-    assert refused["response"] is None and "/v1/embeddings" in refused["error"]["message"]
+    assert refused["response"] is None and "/v1/audio" in refused["error"]["message"]

@@ -117,8 +117,7 @@ def test_what_is_not_here(server: Server, client: Any) -> None:
     model = server.model
     for status, call in (
             (404, lambda: client.chat("llama3", TURN)), (403, lambda: client.pull("llama3")),
-            (501, lambda: client.embed(model, "a")), (501, lambda: client.delete(model)),
-            (501, lambda: client.copy(model, "b")),
+            (501, lambda: client.delete(model)), (501, lambda: client.copy(model, "b")),
             (501, lambda: client.create("b", from_=model)),
             (501, lambda: client.generate(model, keep_alive=0)),
             (400, lambda: client.generate(model, "a", suffix="b")),

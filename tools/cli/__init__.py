@@ -30,6 +30,7 @@ COMMANDS = {
     "wake": ("sleep", "[NAME]: an engine that sleeps loads its model again"),
     "flush-cache": ("ps", "[NAME]: let a running engine forget its cached prefixes"),
     "generate": ("generate", "[MODEL] --prompt TEXT ... | --input FILE.jsonl: an offline batch"),
+    "embed": ("embed", "[MODEL] --text TEXT ... | --input FILE.jsonl: vectors of texts"),
     "run-batch": ("run_batch", "-i IN.jsonl -o OUT.jsonl [MODEL]: requests in OpenAI's batch "
                   "format"),
     "chat": ("chat", "[MODEL]: talk to a model (--name: one that runs already)"),

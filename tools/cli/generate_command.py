@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
@@ -54,8 +54,8 @@ def run(_command: str, argv: list[str]) -> int:
     _check_order(parsed)
     sampling = sampling_of(parsed)
     with contextlib.ExitStack() as stack:
-        source = _source(options, stack)
-        sink = _sink(options, stack)
+        source = open_source(options.input, stack)
+        sink = open_sink(options.output, stack)
         engine = stack.enter_context(own_engine(for_batches(parsed.config)))
         failed = asyncio.run(_batch(parsed, engine, jobs(options, source, sampling), sink))
     return 1 if failed and source is None else 0
@@ -80,22 +80,24 @@ def jobs(options: GenerateOptions, source: BinaryIO | None,
         yield jsonl.BatchJob(index, Request(prompt=prompt, params=jsonl.params(sampling)))
 
 
-def _source(options: GenerateOptions, stack: contextlib.ExitStack) -> BinaryIO | None:
-    if options.input is None or options.input == "-":
-        return None if options.input is None else sys.stdin.buffer
+def open_source(path: str | None, stack: contextlib.ExitStack) -> BinaryIO | None:
+    """Returns the file of --input; - = standard input. Raises `BadConfig`."""
+    if path is None or path == "-":
+        return None if path is None else sys.stdin.buffer
     try:
-        return stack.enter_context(open(options.input, "rb"))
+        return stack.enter_context(open(path, "rb"))
     except OSError as error:
-        raise BadConfig(f"--input: cannot read {options.input}: {error.strerror}") from None
+        raise BadConfig(f"--input: cannot read {path}: {error.strerror}") from None
 
 
-def _sink(options: GenerateOptions, stack: contextlib.ExitStack) -> BinaryIO:
-    if options.output is None or options.output == "-":
+def open_sink(path: str | None, stack: contextlib.ExitStack) -> BinaryIO:
+    """Returns the file of --output, without one standard output. Raises `BadConfig`."""
+    if path is None or path == "-":
         return sys.stdout.buffer
     try:
-        return stack.enter_context(open(options.output, "wb"))
+        return stack.enter_context(open(path, "wb"))
     except OSError as error:
-        raise BadConfig(f"--output: cannot write {options.output}: {error.strerror}") from None
+        raise BadConfig(f"--output: cannot write {path}: {error.strerror}") from None
 
 
 async def _batch(parsed: Parsed[GenerateOptions], engine: Engine,
@@ -106,10 +108,10 @@ async def _batch(parsed: Parsed[GenerateOptions], engine: Engine,
     options = parsed.options
     plain = options.input is None and options.output is None
     window = requests_at_once(parsed.config.scheduler)
-    total, failed = _count(options), 0
+    total, failed = count_lines(options.input, options.prompt), 0
     async with AsyncClient(engine.name, run_dir=parsed.config.runtime.run_dir) as client:
         records = jsonl.run_batch(items, lambda job: complete(client, job), window)
-        async for record in _with_bar(records, total, sink is sys.stdout.buffer):
+        async for record in with_bar(records, total, sink is sys.stdout.buffer):
             failed += "error" in record
             if plain and "error" in record:
                 print(f"actorium: prompt {record['index']}: {record['error']}", file=sys.stderr)
@@ -132,14 +134,13 @@ async def complete(client: AsyncClient, job: jsonl.BatchJob) -> list[Any]:
     return found
 
 
-def _count(options: GenerateOptions) -> int | None:
+def count_lines(path: str | None, texts: Sequence[str]) -> int | None:
     """How many requests there will be; None for a pipe. Only looked up for a terminal's bar."""
-    if options.input is None:
-        return len(options.prompt)
-    path = Path(options.input)
-    if not sys.stderr.isatty() or not path.is_file():
+    if path is None:
+        return len(texts)
+    if not sys.stderr.isatty() or not Path(path).is_file():
         return None
-    with path.open("rb") as file:
+    with open(path, "rb") as file:
         return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
 
 
@@ -153,7 +154,7 @@ def _text(record: dict[str, Any], alone: bool) -> bytes:
                     for i, text in enumerate(texts))
 
 
-async def _with_bar(records: AsyncIterator[dict[str, Any]], total: int | None,
+async def with_bar(records: AsyncIterator[dict[str, Any]], total: int | None,
                     printed: bool) -> AsyncIterator[dict[str, Any]]:
     """Yields the same records; shows a bar on a terminal that they are not printed to."""
     if not sys.stderr.isatty() or (printed and sys.stdout.isatty()):

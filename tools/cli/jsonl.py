@@ -6,8 +6,8 @@ prompt is made (`OPTIONS`). Out:
 `index` (the line's number from 0), `text`, `token_ids`, `finish_reason`, `prompt_tokens`,
 `cached_tokens`, `completion_tokens` (with speculation also `draft_tokens`
 and `accepted_tokens`), `logprobs` if asked; for n > 1 a list `choices` of such
-records. A line that cannot be served becomes `{"index", "error"}` and the rest go on. Files of any
-size: only a window of lines is held.
+records; of a vector `index`, `embedding`, `prompt_tokens`. A line that cannot be served becomes
+`{"index", "error"}` and the rest go on. Files of any size: only a window of lines is held.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def parse_lines(lines: Iterable[bytes], defaults: dict[str, Any]) -> Iterator[Ba
 
 def parse_line(index: int, line: bytes, defaults: dict[str, Any]) -> BatchJob:
     """Raises `ValueError`, naming the field at fault."""
-    body = _decode(line)
+    body = decode_object(line)
     given = [name for name in PROMPTS if body.get(name) is not None]
     if len(given) != 1:
         found = " and ".join(given) or "none"
@@ -73,7 +73,7 @@ def parse_line(index: int, line: bytes, defaults: dict[str, Any]) -> BatchJob:
     tenant, priority = _order(body)
     options = _options(body)
     return BatchJob(index, Request(
-        prompt=_text(text) if tokens is None else _tokens(tokens), messages=_messages(turns),
+        prompt=_text(text) if tokens is None else token_ids(tokens), messages=_messages(turns),
         params=params(body, defaults), tenant=tenant, priority=priority, **options))
 
 
@@ -101,7 +101,8 @@ def _order(body: dict[str, Any]) -> tuple[str | None, int]:
         raise ValueError(error.message) from None
 
 
-def _decode(line: bytes) -> dict[str, Any]:
+def decode_object(line: bytes) -> dict[str, Any]:
+    """Returns the object of a line. Raises `ValueError`."""
     if len(line.rstrip(b"\r\n")) > json_lines.MAX_LINE_BYTES:
         raise ValueError(f"the line is longer than {json_lines.MAX_LINE_BYTES} bytes")
     try:
@@ -123,7 +124,8 @@ def _text(value: Any) -> str | None:
     return value
 
 
-def _tokens(value: Any) -> list[int] | None:
+def token_ids(value: Any) -> list[int] | None:
+    """Returns `prompt_token_ids`. Raises `ValueError`."""
     try:
         return msgspec.convert(value, list[int] | None)
     except msgspec.ValidationError as error:
@@ -186,6 +188,9 @@ def _converted(name: str, value: Any) -> Any:
 # --- records out ---------------------------------------------------------------------------------
 
 def record(job: BatchJob, completions: list[Any]) -> dict[str, Any]:
+    if job.request.pooling is not None:
+        return {"index": job.index, "embedding": completions[0].pooled.tolist(),
+                "prompt_tokens": completions[0].usage.prompt_tokens}
     params = job.request.params or SamplingParams()
     if params.n == 1:
         return {"index": job.index, **_choice(params, completions[0])}

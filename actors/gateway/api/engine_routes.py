@@ -20,7 +20,7 @@ from actorium.actors.gateway.engine_call import call_of, engine_of
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError, bad_field
 from actorium.actors.gateway.http.replies import JsonReply
 from actorium.actors.gateway.http.routes import Access, find
-from actorium.actors.gateway.served_model import ServedModel
+from actorium.actors.gateway.served_model import GENERATE, ServedModel
 from actorium.actors.health import activity_of
 from actorium.actors.models.model_dir import read_config, text_config, trained_length
 from actorium.actors.models.model_facts import model_facts
@@ -76,7 +76,7 @@ def _read_meta(model: ServedModel) -> dict[str, Any]:
 def _card(model: ServedModel, name: str, meta: dict[str, Any]) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": STARTED, "owned_by": "actorium",
             "root": model.info["model_path"], "parent": None,
-            "max_model_len": model.max_model_len, "meta": meta}
+            "max_model_len": model.max_model_len, "tasks": model.tasks, "meta": meta}
 
 
 def _adapter_card(model: ServedModel, adapter: dict[str, Any]) -> dict[str, Any]:
@@ -98,7 +98,7 @@ async def model_info(http: HttpRequest) -> Response:
     shown = {name: model.info[name] for name in wanted}
     parsers = {"tool_call_parser": model.parsing.tools, "reasoning_parser": model.parsing.reasoning}
     sglang = {"tokenizer_path": shown["model_path"] if shown["has_tokenizer"] else None,
-              "is_generation": True, "preferred_sampling_params": None,
+              "is_generation": GENERATE in model.tasks, "preferred_sampling_params": None,
               "weight_version": WEIGHT_VERSION,
               "has_image_understanding": bool(model.info.get("media")),
               "has_audio_understanding": False, "architectures": [shown["architecture"]]}

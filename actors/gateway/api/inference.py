@@ -19,7 +19,7 @@ from actorium.actors.gateway.answer_events import (
     ChoiceStarted,
     DeltaReader,
 )
-from actorium.actors.gateway.api import answers, responses
+from actorium.actors.gateway.api import answers, embeddings, responses, scoring
 from actorium.actors.gateway.api.answers import ChatLogprobs, CompletionUsage, PromptLogprobs
 from actorium.actors.gateway.api.chat_completions import ChatTurn
 from actorium.actors.gateway.api.completions import CompletionsTurn
@@ -27,11 +27,11 @@ from actorium.actors.gateway.api.sampling_fields import StreamOptions, check_ids
 from actorium.actors.gateway.api.sglang import GenerateTurn
 from actorium.actors.gateway.api.tokens import prompt_ids
 from actorium.actors.gateway.api.turn import HttpTurn
-from actorium.actors.gateway.engine_call import EngineCall
+from actorium.actors.gateway.engine_call import EngineCall, call_of
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError, bad_field
 from actorium.actors.gateway.http.replies import JsonReply, sse_event
-from actorium.actors.gateway.served_model import ServedModel
+from actorium.actors.gateway.served_model import GENERATE, ServedModel
 from actorium.actors.params import SamplingParams
 
 
@@ -182,14 +182,24 @@ class InvocationBody(Struct, kw_only=True):
     input: Any = None
     text: Any = None
     input_ids: Any = None
+    documents: Any = None
+    text_2: Any = None
+    model: str | None = None
+    keep_alive: str | float | None = None
+    timeout: float | None = None
     stream: Any = None
-    """A field of every kind."""
+    """This and the three before are fields of every kind."""
 
 
 ROUTES: dict[str, Callable[[HttpRequest], Awaitable[Any]]] = {
     "messages": ChatTurn.handle, "prompt": CompletionsTurn.handle,
-    "input": responses.create, "text": GenerateTurn.handle, "input_ids": GenerateTurn.handle}
+    "input": responses.create, "text": GenerateTurn.handle, "input_ids": GenerateTurn.handle,
+    "documents": scoring.rerank, "text_2": scoring.score}
 """The handler of a body with this field: the first one that it has."""
+POOLED: dict[str, Callable[[HttpRequest], Awaitable[Any]]] = {
+    "messages": embeddings.embeddings, "input": embeddings.embeddings, "text": embeddings.encode,
+    "input_ids": embeddings.encode}
+"""The same where the model does not generate."""
 
 
 async def invocations(http: HttpRequest) -> Any:
@@ -200,7 +210,11 @@ async def invocations(http: HttpRequest) -> Any:
     if kind is None:
         raise HttpError(400, f"body: one of {', '.join(ROUTES)} is needed")
 
+    handle = ROUTES[kind]
+    if kind in POOLED and GENERATE not in (await call_of(http).chosen.model(found)).tasks:
+        handle = POOLED[kind]
+
     async def again() -> Message:
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return await ROUTES[kind](HttpRequest(http.scope, again))
+    return await handle(HttpRequest(http.scope, again))

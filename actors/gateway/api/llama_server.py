@@ -26,7 +26,8 @@ FAIL_ON_NO_SLOT = "fail_on_no_slot"
 async def props(http: HttpRequest) -> Response:
     """Handles `/props`. Raises `HttpError` 501 on a POST, which would change them."""
     if http.method == "POST":
-        raise _missing("properties cannot be changed while the engine runs")
+        raise HttpError(501, "properties cannot be changed while the engine runs", None, SERVER,
+                        "not_supported")
     engine = engine_of(http)
     model = await engine.served_model()
     info = model.info
@@ -71,13 +72,6 @@ async def apply_template(http: HttpRequest) -> Response:
     return JsonReply({"prompt": await turn.engine.client.detokenize(ids)})
 
 
-async def embeddings(http: HttpRequest) -> Response:
-    """Handles `/v1/embeddings` and its aliases. Raises `HttpError` 501."""
-    raise _missing("embeddings are not supported: models generate text here")
-
-
-def _missing(why: str) -> HttpError:
-    return HttpError(501, why, None, SERVER, "not_supported")
 
 
 def _slots(engine: ServedEngine) -> int:

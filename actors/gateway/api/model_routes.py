@@ -57,6 +57,8 @@ class ModelCard(Struct, kw_only=True):
     """What its engine is started with."""
     parent: None = None
     max_model_len: int | None
+    tasks: tuple[str, ...]
+    """What it does: generate, embed, ...; none = not known yet."""
     aliases: list[str]
     """Further names."""
     default: bool
@@ -70,7 +72,7 @@ def card(info: ServedModelInfo) -> ModelCard:
         value=STATUS.get(info.state, info.state), failed=info.state == "failed",
         message=info.reason, in_use=info.in_use, expires_at=info.expires_at, memory=info.memory)
     return ModelCard(id=info.name, created=int(info.modified), root=info.model,
-                     max_model_len=info.context_length or None,
+                     max_model_len=info.context_length or None, tasks=info.tasks,
                      aliases=[name for name in info.names if name != info.name],
                      default=info.default, status=status)
 

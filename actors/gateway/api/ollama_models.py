@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from actorium.actors.gateway.gateway_state import GatewayState
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError, bad_field
 from actorium.actors.gateway.http.replies import NDJSON, EventStream, JsonReply, json_line
-from actorium.actors.gateway.served_model import LATEST
+from actorium.actors.gateway.served_model import GENERATE, LATEST
 from actorium.actors.model_manager.manager_messages import ModelList, ServedModelInfo
 from actorium.actors.models import model_dir
 from actorium.actors.models.gguf_folder import gguf_source
@@ -33,6 +33,8 @@ from actorium.actors.runtime.worker_info import read_info
 
 API_VERSION = "0.13.0"
 """The version of Ollama whose API this is: clients refuse servers that are older than they need."""
+COMPLETION = "completion"
+"""Ollama's word for: it generates."""
 NEVER = "9999-12-31T23:59:59Z"
 """When a model is unloaded that stays."""
 
@@ -77,11 +79,6 @@ async def version(http: HttpRequest) -> Response:
     return JsonReply({"version": API_VERSION})
 
 
-async def embed(http: HttpRequest) -> Response:
-    """Handles `/api/embed`. Raises `HttpError` 501."""
-    raise HttpError(501, "embeddings are not supported", None, SERVER, "not_implemented")
-
-
 async def delete(http: HttpRequest) -> Response:
     """Handles `/api/delete`. Raises `HttpError` 501."""
     raise HttpError(501, "models are not deleted here: they are files in the Hugging Face cache, "
@@ -115,7 +112,8 @@ class OllamaModels:
             name=names[0], names=names, model=model.info["model_path"], state="ready",
             default=True, pinned=True, digest=digest, run_dir=str(engine.run_dir),
             keep_alive=FOR_GOOD,
-            **facts._replace(context_length=model.max_model_len)._asdict())])
+            **facts._replace(context_length=model.max_model_len,
+                             tasks=tuple(model.tasks))._asdict())])
 
     async def _facts_of(self, folder: Path) -> tuple[CheckpointFacts, str]:
         if self._facts is None:
@@ -128,7 +126,8 @@ class OllamaModels:
     async def tags(self, http: HttpRequest) -> Response:
         """Handles `/api/tags`: every served name is a model."""
         return JsonReply({"models": [
-            {**_card(model, name), "modified_at": rfc3339(model.modified)}
+            {**_card(model, name), "modified_at": rfc3339(model.modified),
+             "capabilities": _abilities(model.tasks)}
             for model in (await self.served()).models for name in model.names]})
 
     async def running(self, http: HttpRequest) -> Response:
@@ -154,7 +153,7 @@ class OllamaModels:
             "modelfile": "", "template": ability.template, "license": "",
             "parameters": "\n".join(f"{own:<30} {value}"
                                     for own, value in ability.defaults.items()),
-            "details": _details(info), "capabilities": ability.words(),
+            "details": _details(info), "capabilities": ability.words(info.tasks),
             "modified_at": rfc3339(info.modified),
             "model_info": {
                 "general.architecture": family, "general.basename": info.name,
@@ -190,11 +189,19 @@ class Ability(NamedTuple):
     defaults: Mapping[str, Any]
     """Of sampling."""
 
-    def words(self) -> list[str]:
+    def words(self, tasks: Sequence[str]) -> list[str]:
         """Returns it in Ollama's words. Tools are shown to any model that has a template."""
-        able = {"completion": True, "vision": self.sees, "tools": bool(self.template),
-                "insert": self.fills_in, "thinking": self.thinks}
-        return [word for word, has in able.items() if has]
+        able = {"vision": self.sees, "tools": bool(self.template), "insert": self.fills_in,
+                "thinking": self.thinks}
+        basic = _abilities(tasks)
+        return basic + [word for word, has in able.items() if has and COMPLETION in basic]
+
+
+def _abilities(tasks: Sequence[str]) -> list[str]:
+    """Returns what Ollama says of a model that does these; () = not known."""
+    if GENERATE in tasks or not tasks:
+        return [COMPLETION]  # clients take a model that says embedding for one that cannot chat
+    return ["embedding"] if "embed" in tasks else []
 
 
 def _ability_of(model: str) -> Ability:

@@ -1,10 +1,7 @@
-"""`/v1/score` and `/v1/rerank`: how well a document answers a query, by the model's own yes and no.
+"""`/v1/score` and `/v1/rerank`: how well documents answer a query (`client/relevance.py`).
 
-As Qwen3-Reranker is made for (Zhang et al., "Qwen3 Embedding", 2025): the model is asked whether
-the document meets the query, and the score is the softmax over the logits of "yes" and "no" at the
-last position. Log-probabilities differ from logits by what is the same for all tokens there,
-so theirs give the same softmax. Requests and answers have the shapes of vLLM (Jina's and Cohere's
-for reranking), and for `query` with `items` those of SGLang.
+Requests and answers have the shapes of vLLM (Jina's and Cohere's for reranking); for `query` with
+`items` those of SGLang, for `texts` in the place of documents those of Text Embeddings Inference.
 """
 
 from __future__ import annotations
@@ -14,50 +11,75 @@ from collections.abc import Sequence
 from time import time
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
+from actorium.actors.client.relevance import (
+    PairScorer,
+    PairScores,
+    ScoringOptions,
+    check_labels,
+    label_params,
+    label_values,
+    softmax,
+)
 from actorium.actors.client.requests import Completion, Request
+from actorium.actors.gateway.api.pooled_answers import (
+    list_answer,
+    pooled_usage,
+    prompt_tokens_of,
+)
 from actorium.actors.gateway.engine_call import EngineCall, call_of
 from actorium.actors.gateway.http import bodies
-from actorium.actors.gateway.http.http_errors import HttpError, bad_field
+from actorium.actors.gateway.http.http_errors import bad_field
 from actorium.actors.gateway.http.replies import JsonReply
-from actorium.actors.params import MAX_LOGPROB_IDS, SamplingParams
+from actorium.actors.gateway.served_model import ServedModel
 
 MAX_DOCUMENTS = 1000
 """Of one request."""
-YES, NO = "yes", "no"
-JUDGE = ("Judge whether the Document meets the requirements based on the Query and the Instruct "
-         'provided. Note that the answer can only be "yes" or "no".')
-INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+PAIR_FIELDS = (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2"))
+"""vLLM's names of both sides of pairs."""
 
 
-class Judging(Struct, kw_only=True):
+class ScoringBody(Struct, kw_only=True):
     """The fields of both scoring and reranking."""
 
     model: str | None = None
     instruct: str | None = None
-    """The purpose of the query."""
+    """The purpose of the query; of models that answer yes or no."""
     instruction: str | None = None
     """Another name of `instruct`."""
     label_token_ids: list[int] | None = None
     """The tokens of yes and of no, where they are others."""
+    use_activation: bool | None = None
+    """False = a cross-encoder's score as it is, without sigmoid; None = as the model says."""
     truncate_prompt_tokens: int | None = None
     priority: int = 0
+    timeout: float | None = None
+    keep_alive: str | float | None = None
+    """How long the model's engine stays after this request, where there are several models."""
+    user: str | None = None
+    request_id: str | None = None
 
     @property
-    def purpose(self) -> str:
-        """Returns the purpose of the query."""
-        return self.instruct or self.instruction or INSTRUCTION
+    def options(self) -> ScoringOptions:
+        """Returns how pairs are scored."""
+        return ScoringOptions(instruct=self.instruct or self.instruction,
+                              label_token_ids=self.label_token_ids,
+                              use_activation=self.use_activation)
 
 
-class ScoreBody(Judging, kw_only=True):
-    """`text_1` and `text_2` (vLLM), or `query` and `items` (SGLang)."""
+class ScoreBody(ScoringBody, kw_only=True):
+    """Two sides of pairs (vLLM, by three pairs of names), or `query` and `items` (SGLang)."""
 
     text_1: str | list[str] | None = None
     """One text for all of `text_2`, or as many."""
     text_2: str | list[str] | None = None
+    queries: str | list[str] | None = None
+    documents: str | list[str] | None = None
+    data_1: str | list[str] | None = None
+    data_2: str | list[str] | None = None
     query: str | list[int] | None = None
     """Stands before each of `items`, without a template."""
     items: str | list[str | list[int]] | None = None
@@ -65,15 +87,24 @@ class ScoreBody(Judging, kw_only=True):
     """Scores of an item sum up to 1."""
     item_first: bool = False
 
+    @property
+    def pair_fields(self) -> tuple[str, str]:
+        """Returns the names under which the pairs are given."""
+        return next((names for names in PAIR_FIELDS
+                     if any(getattr(self, name) is not None for name in names)), PAIR_FIELDS[0])
+
     def pairs(self) -> list[tuple[str, str]]:
-        """Returns the pairs of `text_1` and `text_2`. Raises `HttpError`."""
-        if self.text_1 is None or self.text_2 is None:
-            raise bad_field("text_1", "text_1 and text_2 are needed, or query and items")
-        first = self.text_1 if isinstance(self.text_1, list) else [self.text_1]
-        second = self.text_2 if isinstance(self.text_2, list) else [self.text_2]
-        _check_count(second, "text_2")
+        """Returns the pairs. Raises `HttpError`."""
+        names = self.pair_fields
+        sides = [[side] if isinstance(side, str) else side
+                 for side in (getattr(self, name) for name in names)]
+        first, second = sides
+        if first is None or second is None:
+            raise bad_field(names[0], f"{names[0]} and {names[1]} are needed, or query and items")
+        _check_count(second, names[1])
         if len(first) not in (1, len(second)):
-            raise bad_field("text_1", f"one, or as many as text_2: {len(second)}, got {len(first)}")
+            raise bad_field(names[0],
+                            f"one, or as many as {names[1]}: {len(second)}, got {len(first)}")
         return list(zip(first * (len(second) // len(first)), second, strict=True))
 
     def prompts(self) -> list[str | list[int]]:
@@ -92,24 +123,36 @@ class RerankDocument(Struct):
     text: str
 
 
-class RerankBody(Judging, kw_only=True):
+class RerankBody(ScoringBody, kw_only=True):
     query: str
-    documents: list[str | RerankDocument]
+    documents: list[str | RerankDocument] = []
+    texts: list[str] | None = None
+    """TEI's and llama-server's name of the documents; the answer is TEI's, too."""
     top_n: int | None = None
     """How many of the best results are returned; None or 0 = all."""
     return_documents: bool = True
+    raw_scores: bool = False
+    """TEI's: as `use_activation=false`."""
+    return_text: bool = False
+    """TEI's: the answer has the documents."""
 
-    def texts(self) -> list[str]:
+    def given_texts(self) -> list[str]:
         """Returns the documents' texts. Raises `HttpError`."""
-        _check_count(self.documents, "documents")
+        documents = self.documents if self.texts is None else self.texts
+        _check_count(documents, "documents" if self.texts is None else "texts")
         if self.top_n is not None and self.top_n < 0:
             raise bad_field("top_n", f"must not be negative, got {self.top_n}")
-        return [one if isinstance(one, str) else one.text for one in self.documents]
+        return [one if isinstance(one, str) else one.text for one in documents]
+
+    @property
+    def options(self) -> ScoringOptions:
+        return structs.replace(super().options, use_activation=False) if self.raw_scores \
+            else super().options
 
 
-def _check_count(found: Sequence[object], field: str) -> None:
-    if not 1 <= len(found) <= MAX_DOCUMENTS:
-        raise bad_field(field, f"1 to {MAX_DOCUMENTS} of them, got {len(found)}")
+def _check_count(texts: Sequence[object], field: str) -> None:
+    if not 1 <= len(texts) <= MAX_DOCUMENTS:
+        raise bad_field(field, f"1 to {MAX_DOCUMENTS} of them, got {len(texts)}")
 
 
 # --- the routes -----------------------------------------------------------------------------------
@@ -118,106 +161,65 @@ async def score(http: HttpRequest) -> Response:
     """Handles `/v1/score`."""
     call, body = call_of(http), await bodies.read(http, ScoreBody)
     model = await call.chosen.model(body)
-    answer = {"model": model.name, "created": int(time())}
     if body.items is not None:
-        labels = _checked_labels(body.label_token_ids or [])
-        found = await _completions(call, body, labels, [
-            {"prompt": prompt} for prompt in body.prompts()])
-        values = [label_values(one, labels) for one in found]
-        scores = [softmax(each) if body.apply_softmax else [math.exp(value) for value in each]
-                  for each in values]
-        return JsonReply({"scores": scores, **answer, "object": "scoring",
-                          "usage": _usage(found)})
+        return JsonReply(await _label_scores(call, model, body))
     pairs = body.pairs()
-    labels = await _yes_and_no(call, body)
-    found = await _completions(call, body, labels, [
-        judging_prompt(body.purpose, query, text) for query, text in pairs])
-    data = [{"index": i, "object": "score", "score": softmax(label_values(one, labels))[0]}
-            for i, one in enumerate(found)]
-    return JsonReply({"id": f"score-{call.answer_id}", "object": "list", **answer,
-                      "data": data, "usage": _usage(found)})
+    scores, tokens = await _pair_scores(call, model, body, pairs, body.pair_fields[1])
+    data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
+    return JsonReply(list_answer(call, model, "score", data, tokens))
 
 
 async def rerank(http: HttpRequest) -> Response:
     """Handles `/v1/rerank`."""
     call, body = call_of(http), await bodies.read(http, RerankBody)
     model = await call.chosen.model(body)
-    texts = body.texts()
-    labels = await _yes_and_no(call, body)
-    found = await _completions(call, body, labels, [
-        judging_prompt(body.purpose, body.query, text) for text in texts])
-    scores = [softmax(label_values(one, labels))[0] for one in found]
+    texts = body.given_texts()
+    scores, tokens = await _pair_scores(
+        call, model, body, [(body.query, text) for text in texts],
+        "documents" if body.texts is None else "texts")
     best = sorted(range(len(scores)), key=lambda i: -scores[i])[:body.top_n or None]
+    if body.texts is not None:
+        return JsonReply([{"index": i, "score": scores[i]}
+                          | ({"text": texts[i]} if body.return_text else {}) for i in best])
     results: list[dict[str, Any]] = [{"index": i, "relevance_score": scores[i]} for i in best]
     if body.return_documents:
         for one in results:
             one["document"] = {"text": texts[one["index"]]}
     return JsonReply({"id": f"rerank-{call.answer_id}", "model": model.name,
-                      "results": results, "usage": _usage(found)})
+                      "results": results, "usage": pooled_usage(tokens)})
 
 
-def judging_prompt(purpose: str, query: str, document: str) -> dict[str, Any]:
-    """Returns the prompt of Qwen3-Reranker, for the model's chat template, which ends it after an
-    empty thought where it knows `enable_thinking`."""
-    asked = f"<Instruct>: {purpose}\n<Query>: {query}\n<Document>: {document}"
-    return {"messages": [{"role": "system", "content": JUDGE}, {"role": "user", "content": asked}],
-            "template_args": {"enable_thinking": False}}
+async def _pair_scores(call: EngineCall, model: ServedModel, body: ScoringBody,
+                       pairs: Sequence[tuple[str, str]], field: str) -> PairScores:
+    """field: the body's name of the documents, for errors."""
+    call.fields = {"logprob_token_ids": "label_token_ids"} | dict.fromkeys(
+        ("messages", "prompt", "text_pair"), field)
+    if getattr(body, "raw_scores", False):
+        call.fields["use_activation"] = "raw_scores"
+
+    async def run(requests: list[Request]) -> list[Completion]:
+        return [choices[0] for choices in await call.complete(requests)]
+
+    scorer = PairScorer(model.tasks, run, call.engine.client.tokenize, **_fields(call, body))
+    return await scorer.score(pairs, body.options)
 
 
-async def _yes_and_no(call: EngineCall, body: Judging) -> list[int]:
-    """Returns the tokens of yes and no. Raises `HttpError` where one of them is not a single token.
-    """
-    if body.label_token_ids is not None:
-        if len(body.label_token_ids) != 2:
-            raise bad_field("label_token_ids", "two of them, yes and no, got "
-                            f"{len(body.label_token_ids)}")
-        return _checked_labels(body.label_token_ids)
-    found = []
-    for word in (YES, NO):
-        ids = await call.engine.client.tokenize(word, False)
-        if len(ids) != 1:
-            raise HttpError(400, f'label_token_ids: needed, since "{word}" is {len(ids)} tokens of '
-                            "this model", "label_token_ids")
-        found += ids
-    return found
+async def _label_scores(call: EngineCall, model: ServedModel, body: ScoreBody) -> dict[str, Any]:
+    """Returns SGLang's answer: the probabilities of labels behind each item."""
+    model.check_task("generate")
+    labels = check_labels(body.label_token_ids or [])
+    call.fields = {"logprob_token_ids": "label_token_ids", "prompt": "items"}
+    params, fields = label_params(labels), _fields(call, body)
+    completions = [choices[0] for choices in await call.complete([
+        Request(prompt=prompt, params=params, **fields) for prompt in body.prompts()])]
+    values = [label_values(completion, labels) for completion in completions]
+    scores = [softmax(each) if body.apply_softmax else [math.exp(value) for value in each]
+              for each in values]
+    return {"scores": scores, "model": model.name, "created": int(time()), "object": "scoring",
+            "usage": pooled_usage(prompt_tokens_of(completions))}
 
 
-def _checked_labels(labels: list[int]) -> list[int]:
-    if len(labels) > MAX_LOGPROB_IDS or len(set(labels)) != len(labels):
-        raise bad_field("label_token_ids", f"at most {MAX_LOGPROB_IDS}, all different")
-    return labels
-
-
-async def _completions(call: EngineCall, body: Judging, labels: list[int],
-                       prompts: list[dict[str, Any]]) -> list[Completion]:
-    """Returns one token for each prompt, with the log-probabilities of the labels."""
-    call.fields = {"logprob_token_ids": "label_token_ids", "messages": "documents",
-                   "prompt": "items"}
-    params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True,
-                            logprob_token_ids=labels or None)
-    found = await call.complete([
-        Request(params=params, tenant=call.tenant, priority=body.priority,
-                truncate_prompt_tokens=body.truncate_prompt_tokens, **prompt)
-        for prompt in prompts])
-    return [choices[0] for choices in found]
-
-
-# --- numbers --------------------------------------------------------------------------------------
-
-def label_values(one: Completion, labels: Sequence[int]) -> list[float]:
-    """Returns the labels' log-probabilities at the last position of a prompt."""
-    entry = (one.logprobs or [])[0]
-    by_token = {entry.token_id: entry.logprob, **dict(entry.top)}
-    return [by_token[label] for label in labels]
-
-
-def softmax(values: Sequence[float]) -> list[float]:
-    """Returns the softmax of log-probabilities or logits."""
-    greatest = max(values)
-    parts = [math.exp(value - greatest) for value in values]
-    return [part / sum(parts) for part in parts]
-
-
-def _usage(found: Sequence[Completion]) -> dict[str, int]:
-    tokens = sum(one.usage.prompt_tokens for one in found)
-    return {"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens}
+def _fields(call: EngineCall, body: ScoringBody) -> dict[str, Any]:
+    """Returns the fields of every request to the engine."""
+    return {"tenant": call.tenant, "priority": body.priority, "timeout": body.timeout,
+            "truncate_prompt_tokens": body.truncate_prompt_tokens}

@@ -37,7 +37,7 @@ from actorium.actors.gateway.http.replies import (
 )
 from actorium.actors.gateway.parsers.thoughts import Thought
 from actorium.actors.gateway.resume.delta_streams import prompts_of, with_ready
-from actorium.actors.gateway.served_model import ServedModel
+from actorium.actors.gateway.served_model import GENERATE, ServedModel
 from actorium.actors.params import Structured
 
 TOOLS_HEADER = "x-actorium-tools"
@@ -97,7 +97,8 @@ class HttpTurn(ABC):
 
     async def ready_requests(self) -> list[Request]:
         """Returns the requests to the engine, with all that the answer needs at hand. Raises as
-        `requests`."""
+        `requests`, and where the model does not generate."""
+        self.model.check_task(GENERATE)
         requests = await self.requests()
         if self.shows_token_texts:
             await self.engine.token_texts.ready()

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from actorium.actors.gateway.batch.json_lines import MAX_LINE_BYTES
-from actorium.actors.gateway.http.routes import ROUTES, ErrorStyle, find
+from actorium.actors.gateway.http.routes import ROUTES, find
 
 BATCH = "actorium.batch"
 """In the scope of a request that is a line of a batch: its `LineContext`."""
@@ -21,6 +21,8 @@ MAX_ID = 512
 """Characters of a custom_id."""
 ENDPOINTS = tuple(path for route in ROUTES if route.generates for path in route.paths)
 """What a line may ask."""
+STREAM_BY_DEFAULT = frozenset({"ollama_chat", "ollama_generate"})
+"""Names of routes whose answers are streams unless the body says otherwise."""
 SHOWN = ", ".join(route.paths[0] for route in ROUTES if route.generates)
 """The same without other names."""
 encode = msgspec.json.Encoder().encode
@@ -128,7 +130,7 @@ def _wrong(line: _Line, custom_id: str | None, url: str | None) -> str:
     for name in ("stream", "background"):
         if bytes(getattr(body, name)) not in (b"null", b"false"):
             return f"body.{name}: a batch's answers are whole"
-    if find(url).errors is ErrorStyle.OLLAMA and bytes(body.stream) != b"false":
+    if find(url).name in STREAM_BY_DEFAULT and bytes(body.stream) != b"false":
         return "body.stream: must be false: a batch's answers are whole, this route's are streams"
     return ""
 

@@ -91,7 +91,14 @@ ROUTES: tuple[Route, ...] = (
     Route("load_model", POST, ("/models/load",), Access.ADMIN),
     Route("unload_model", POST, ("/models/unload",), Access.ADMIN),
     Route("score", POST, ("/v1/score", "/score"), generates=True),
-    Route("rerank", POST, ("/v1/rerank", "/rerank", "/v2/rerank"), generates=True),
+    Route("rerank", POST, ("/v1/rerank", "/rerank", "/v2/rerank", "/reranking", "/v1/reranking"),
+          generates=True),
+    Route("embeddings", POST, ("/v1/embeddings", "/embeddings"), generates=True),
+    Route("llama_embedding", POST, ("/embedding",), generates=True),
+    Route("encode", ("POST", "PUT"), ("/encode",), generates=True),
+    Route("tei_embed", POST, ("/embed",), generates=True),
+    Route("pooling", POST, ("/pooling",), generates=True),
+    Route("classify", POST, ("/classify", "/v1/classify"), generates=True),
     Route("tokenize", POST, ("/tokenize", "/v1/tokenize")),
     Route("detokenize", POST, ("/detokenize", "/v1/detokenize")),
     Route("generate", ("POST", "PUT"), ("/generate",), generates=True),
@@ -102,7 +109,6 @@ ROUTES: tuple[Route, ...] = (
     Route("props", BOTH, ("/props",)),
     Route("slots", GET, ("/slots",)),
     Route("lora_adapters", GET, ("/lora-adapters",)),
-    Route("embeddings", POST, ("/v1/embeddings", "/embeddings", "/embedding")),
     Route("flush_cache", BOTH, ("/flush_cache",), Access.ADMIN, acts=True),
     Route("model_info", GET, ("/model_info", "/get_model_info")),
     Route("server_info", GET, ("/server_info", "/get_server_info")),
@@ -114,7 +120,9 @@ ROUTES: tuple[Route, ...] = (
     Route("ollama_show", POST, ("/api/show",), errors=ErrorStyle.OLLAMA),
     Route("ollama_version", GET, ("/api/version",), Access.OPEN, errors=ErrorStyle.OLLAMA),
     Route("ollama_pull", POST, ("/api/pull",), Access.ADMIN, errors=ErrorStyle.OLLAMA),
-    Route("ollama_embed", POST, ("/api/embed", "/api/embeddings"), errors=ErrorStyle.OLLAMA),
+    Route("ollama_embed", POST, ("/api/embed",), generates=True, errors=ErrorStyle.OLLAMA),
+    Route("ollama_embeddings", POST, ("/api/embeddings",), generates=True,
+          errors=ErrorStyle.OLLAMA),
     Route("ollama_delete", DELETE, ("/api/delete",), errors=ErrorStyle.OLLAMA),
     Route("ollama_make", POST, ("/api/create", "/api/copy", "/api/push"),
           errors=ErrorStyle.OLLAMA),
@@ -147,9 +155,9 @@ ROUTES: tuple[Route, ...] = (
 OF_THE_SERVER = frozenset({"page", "status", "docs", "dashboard", "models", "model", "load_model",
                            "unload_model", "version", "health", "openapi", "probe", "ollama_tags",
                            "ollama_ps", "ollama_show", "ollama_version", "ollama_pull",
-                           "ollama_embed", "ollama_delete", "ollama_make", "files", "upload_file",
-                           "file", "delete_file", "file_content", "batches", "create_batch",
-                           "batch", "cancel_batch"})
+                           "ollama_delete", "ollama_make", "files", "upload_file", "file",
+                           "delete_file", "file_content", "batches", "create_batch", "batch",
+                           "cancel_batch"})
 """Names of routes about the server and not about one of its models: where it has several, `?model=`
 chooses the engine of all others."""
 PARAMETER = re.compile(r"\{(\w+)(:path)?\}")

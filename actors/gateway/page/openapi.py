@@ -19,6 +19,12 @@ from actorium.actors.gateway.api.batches import BatchBody
 from actorium.actors.gateway.api.chat_body import ChatBody
 from actorium.actors.gateway.api.chat_completions import ChatCompletion
 from actorium.actors.gateway.api.completions import CompletionBody, TextCompletion
+from actorium.actors.gateway.api.embeddings import (
+    EmbeddingsBody,
+    EncodeBody,
+    OllamaEmbedBody,
+    TeiBody,
+)
 from actorium.actors.gateway.api.inference import (
     InferenceAnswer,
     InferenceBody,
@@ -33,6 +39,7 @@ from actorium.actors.gateway.api.ollama_body import (
     OllamaOptions,
 )
 from actorium.actors.gateway.api.ollama_models import NamedModel, PullBody
+from actorium.actors.gateway.api.pooling import ClassifyBody, PoolingBody
 from actorium.actors.gateway.api.responses_body import InputBody, ResponsesBody
 from actorium.actors.gateway.api.sampling_fields import UNSUPPORTED, unsupported_in
 from actorium.actors.gateway.api.scoring import RerankBody, ScoreBody
@@ -130,6 +137,14 @@ OPERATIONS: dict[str, Operation] = {
     "unload_model": Operation("End a model's engine as soon as nobody uses it", ModelBody),
     "score": Operation("How well texts fit a query", ScoreBody),
     "rerank": Operation("Documents in the order in which they fit a query", RerankBody),
+    "embeddings": Operation("Vectors of texts", EmbeddingsBody),
+    "llama_embedding": Operation("Vectors of texts, as llama-server has them", EmbeddingsBody,
+                                 list[dict[str, Any]]),
+    "encode": Operation("Vectors of texts, as SGLang has them", EncodeBody, OneOrSeveral),
+    "tei_embed": Operation("Vectors of texts, as Text Embeddings Inference has them", TeiBody,
+                           list[list[float]]),
+    "pooling": Operation("What a model for embedding or classifying makes of texts", PoolingBody),
+    "classify": Operation("Classes of texts, with their probabilities", ClassifyBody),
     "tokenize": Operation("Token ids of texts or of a conversation", TokenizeBody),
     "detokenize": Operation("Text of token ids", DetokenizeBody),
     "generate": Operation("Complete prompts, as SGLang does", GenerateBody, OneOrSeveral, True),
@@ -147,7 +162,6 @@ OPERATIONS: dict[str, Operation] = {
     "sglang_load_adapter": Operation("Load a LoRA adapter, as SGLang does", LoadAdapterBody),
     "sglang_unload_adapter": Operation("Unload a LoRA adapter, as SGLang does",
                                        UnloadAdapterBody),
-    "embeddings": Operation("Not supported"),
     "flush_cache": Operation("Forget cached prefixes"),
     "model_info": Operation("What the model is"),
     "server_info": Operation("Configuration and gauges"),
@@ -163,7 +177,8 @@ OPERATIONS: dict[str, Operation] = {
     "ollama_show": Operation("What a model is", NamedModel),
     "ollama_version": Operation("The version of Ollama's API"),
     "ollama_pull": Operation("Fetch a model", PullBody),
-    "ollama_embed": Operation("Not supported"),
+    "ollama_embed": Operation("Vectors of texts, as Ollama's API has them", OllamaEmbedBody),
+    "ollama_embeddings": Operation("The vector of one text", OllamaEmbedBody),
     "ollama_delete": Operation("Not supported"),
     "ollama_make": Operation("Not supported"),
     "health": Operation("Whether a request that came now would be served"),

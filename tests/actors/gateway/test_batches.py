@@ -185,7 +185,7 @@ def test_every_api_that_generates_answers_lines(tmp_path: Path, url: str, body: 
     (b"{\n", "invalid_line", "not a JSON object"),
     (jsonl([line(0) | {"custom_id": 5}]), "invalid_line", "custom_id"),
     (jsonl([line(0) | {"method": "GET"}]), "invalid_line", "method"),
-    (jsonl([line(0, "/v1/embeddings")]), "invalid_line", "url: '/v1/embeddings'"),
+    (jsonl([line(0, "/v1/audio")]), "invalid_line", "url: '/v1/audio'"),
     (jsonl([line(0) | {"body": [1]}]), "invalid_line", "body"),
     (jsonl([line(0, stream=True)]), "invalid_line", "body.stream"),
     (jsonl([line(0, "/api/chat")]), "invalid_line", "body.stream: must be false"),
@@ -335,7 +335,7 @@ def test_batches_are_listed_page_by_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [
-    ("endpoint", "/v1/embeddings"), ("completion_window", "never"), ("completion_window", "31d"),
+    ("endpoint", "/v1/audio"), ("completion_window", "never"), ("completion_window", "31d"),
     ("metadata", {str(i): "x" for i in range(17)}), ("input_file_id", "file-none"),
     ("output_expires_after", {"anchor": "created_at", "seconds": 5})])
 def test_a_wrong_field_of_a_batch_is_named(tmp_path: Path, field: str, value: Any) -> None:

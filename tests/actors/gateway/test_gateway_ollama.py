@@ -318,7 +318,7 @@ def test_errors_have_ollamas_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked(monkeypatch)
     assert "'x' is not served here" in asked.refused("/api/chat", chat(model="x"), 404)
     assert asked.refused("/api/nothing", {}, 404).startswith("POST /api/nothing")
-    for path in ("/api/embed", "/api/embeddings", "/api/create", "/api/copy", "/api/push"):
+    for path in ("/api/create", "/api/copy", "/api/push"):
         assert "supported" in asked.refused(path, {"model": "demo"}, 501)
     answer = asked.send("/api/delete", {"model": "demo"}, "DELETE")
     assert answer.status_code == 501 and "deleted" in answer.json()["error"]

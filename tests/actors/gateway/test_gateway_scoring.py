@@ -1,4 +1,5 @@
-"""`/v1/score` and `/v1/rerank` against transformers' logits, on a tiny random model."""
+"""`/v1/score` and `/v1/rerank` against transformers' logits, and vectors against its last row, on a
+tiny random model."""
 
 from __future__ import annotations
 
@@ -15,8 +16,10 @@ from helpers_models import oracle_logits, write_checkpoint
 from helpers_text import byte_level
 from tokenizers import AddedToken
 
+from actorium.actors.client.client import Client
+from actorium.actors.client.relevance import INSTRUCTION, JUDGE, softmax
+from actorium.actors.errors import InvalidRequest
 from actorium.actors.gateway import actor
-from actorium.actors.gateway.api.scoring import INSTRUCTION, JUDGE, softmax
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.runtime.rundir import engine_dir
 
@@ -31,8 +34,8 @@ QUERY, DOCUMENTS = "what do cows eat?", ["Cows eat grass.", "Paris is in France.
 class Scored:
     """The engine's HTTP API, and the same model in transformers."""
 
-    def __init__(self, http: httpx.Client, oracle: Any, tokenizer: Any) -> None:
-        self.http, self.oracle, self.tokenizer = http, oracle, tokenizer
+    def __init__(self, http: httpx.Client, client: Client, oracle: Any, tokenizer: Any) -> None:
+        self.http, self.client, self.oracle, self.tokenizer = http, client, oracle, tokenizer
         self.labels = [tokenizer.token_to_id("yes"), tokenizer.token_to_id("no")]
 
     def post(self, path: str, **body: Any) -> Any:
@@ -48,6 +51,13 @@ class Scored:
     def logits(self, text: str) -> Any:
         """At the last position."""
         return oracle_logits(self.oracle, self.tokenizer.encode(text).ids)[-1].double()
+
+    def vector(self, ids: list[int], dimensions: int | None = None) -> list[float]:
+        """The last token's row behind the final norm, with the length 1."""
+        with torch.no_grad():
+            rows = self.oracle.model(torch.tensor([ids])).last_hidden_state[0]
+        vector: list[float] = torch.nn.functional.normalize(rows[-1, :dimensions], dim=0).tolist()
+        return vector
 
     def wanted(self, query: str, document: str, purpose: str = INSTRUCTION,
                labels: list[int] | None = None) -> float:
@@ -73,7 +83,7 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scored]:
         found = actor.where(engine_dir(engine.name))
         assert found is not None
         with httpx.Client(base_url=found.url, timeout=60) as http:
-            yield Scored(http, oracle, tokenizer)
+            yield Scored(http, engine.client, oracle, tokenizer)
 
 
 def test_a_reranking_has_the_probabilities_of_the_logits(scored: Scored) -> None:
@@ -128,6 +138,38 @@ def test_scores_of_labels_as_sglang_has_them(scored: Scored) -> None:
                         item_first=True)
     row = torch.softmax(scored.logits(items[0] + QUERY), 0)[labels]
     assert first["scores"][0] == pytest.approx(row.tolist(), rel=1e-3, abs=1e-7)
+
+
+def test_vectors_of_a_model_that_generates(scored: Scored) -> None:
+    ids = [scored.tokenizer.encode(text).ids for text in DOCUMENTS]
+    close = pytest.approx
+    answer = scored.post("/v1/embeddings", model="judge", input=DOCUMENTS)
+    for one, tokens in zip(answer["data"], ids, strict=True):
+        assert one["embedding"] == close(scored.vector(tokens), abs=1e-5)
+    assert answer["usage"]["prompt_tokens"] == sum(map(len, ids))
+    by_ids = scored.post("/v1/embeddings", input=ids, dimensions=8)
+    for one, tokens in zip(by_ids["data"], ids, strict=True):
+        assert one["embedding"] == close(scored.vector(tokens, 8), abs=1e-5)
+    long = scored.post("/api/embed", input=QUERY * 200)
+    assert long["prompt_eval_count"] == 1024
+    assert scored.refusal("/v1/embeddings", input=["a", QUERY * 200]).startswith("input[1]: ")
+    assert scored.refusal("/v1/embeddings", input="a", dimensions=10**5).startswith("dimensions: ")
+    assert scored.refusal("/classify", input="a").startswith("model: 'judge' does not classify")
+
+
+def test_the_client_embeds_and_scores_as_http_does(scored: Scored) -> None:
+    answer = scored.post("/v1/embeddings", input=DOCUMENTS)
+    vectors = scored.client.embed(DOCUMENTS)
+    assert [vector.tolist() for vector in vectors] == [
+        one["embedding"] for one in answer["data"]]
+    assert scored.client.embed(DOCUMENTS[0], dimensions=4).tolist() == pytest.approx(
+        scored.vector(scored.tokenizer.encode(DOCUMENTS[0]).ids, 4), abs=1e-5)
+    assert scored.client.score(QUERY, DOCUMENTS) == pytest.approx(
+        [scored.wanted(QUERY, text) for text in DOCUMENTS], abs=2e-5)
+    with pytest.raises(InvalidRequest, match="texts: must not be empty"):
+        scored.client.embed([])
+    with pytest.raises(InvalidRequest, match="classify"):
+        scored.client.classify("a")
 
 
 @pytest.mark.parametrize(("path", "body", "message"), [

@@ -201,8 +201,9 @@ def test_questions_about_the_server(packaged: Served, http: httpx.Client) -> Non
     assert 4e6 < meta["n_params"] < 6e6 and meta["size"] > meta["n_params"]
     shown = http.post("/apply-template", json={"messages": [{"role": "user", "content": "Hi"}]})
     assert shown.json()["prompt"].endswith("Hi<|im_end|>\n<|im_start|>assistant\n")
-    for path in ("/embedding", "/v1/embeddings"):
-        assert http.post(path, json={"input": "a"}).json()["error"]["code"] == "not_supported"
+    [vector], = (one["embedding"] for one in http.post("/embedding", json={"content": "a"}).json())
+    plain = http.post("/v1/embeddings", json={"input": "a"}).json()["data"][0]["embedding"]
+    assert vector == plain and len(plain) == 256
 
 
 def test_slots_say_how_many_sequences_run(http: httpx.Client) -> None:
