@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +29,7 @@ from actorium.actors.runtime.http.connection_records import (
 from actorium.actors.runtime.http.connection_store import StoreLink
 from actorium.actors.runtime.http.listening import ListenAddress, Origin
 from actorium.actors.runtime.inflight_journal import InflightJournal, open_journal
+from actorium.actors.runtime.offload import start_thread
 from actorium.actors.runtime.roles import TRACER_ROLE, has_relay
 
 LOG = logging.getLogger("actorium.gateway")
@@ -83,7 +83,7 @@ class GatewayCore(Core):
 
     def on_start(self, post: Post) -> None:
         """Starts serving as soon as everything is imported."""
-        threading.Thread(target=self._load, args=(post,), name="gateway", daemon=True).start()
+        start_thread("gateway", lambda: self._load(post), post)
 
     def _load(self, post: Post) -> None:
         from actorium.actors.gateway.api.files import MAX_FILE, SLACK

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import secrets
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -37,6 +36,7 @@ from actorium.actors.media.patch_store import (
     stored_items,
 )
 from actorium.actors.models import model_dir
+from actorium.actors.runtime.offload import start_thread
 from actorium.actors.runtime.rundir import NEW, SECRET, make_media_folder
 
 MOST_DECODERS = 4
@@ -112,8 +112,9 @@ class MediaActor(CoreObserver):
             if (busy := self._busy.get(message.job)) is not None:
                 busy.stop()
             return
+        assert self._post is not None
         decoder = self._busy[message.job] = self._idle.pop()
-        decoder.begin(message, self._limits)
+        decoder.begin(message, self._limits, self._post)
 
     def _run(self, decoder: _Decoder, process: MediaDecoder, message: DecodeMedia) -> None:
         """On a decoder's thread."""
@@ -142,10 +143,10 @@ class _Decoder:
         self._jobs: SimpleQueue[DecodeMedia] = SimpleQueue()
         self._process: MediaDecoder | None = None
 
-    def begin(self, message: DecodeMedia, limits: MediaConfig) -> None:
+    def begin(self, message: DecodeMedia, limits: MediaConfig, post: Callable[..., None]) -> None:
         if self._process is None:
             self._process = MediaDecoder(limits)
-            threading.Thread(target=self._serve, args=(self._process,), daemon=True).start()
+            start_thread("decoder", partial(self._serve, self._process), post)
         self._jobs.put(message)
 
     def _serve(self, process: MediaDecoder) -> None:

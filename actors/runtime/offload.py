@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 from actorium.actors.errors import ActoriumError
@@ -17,6 +18,24 @@ THREADS = 2
 """Two, so that one long prompt does not wait for another."""
 Post = Callable[[], None]
 T = TypeVar("T")
+
+
+def start_thread(name: str, body: Callable[[], None],
+                 post: Callable[[Callable[[], None]], None]) -> None:
+    """Starts a thread that the actor cannot do without: what it raises ends the actor, which is
+    then started again. An exception by itself ends a thread alone, and the actor would live on
+    without it. post: calls a function on the loop's thread."""
+    def run() -> None:
+        try:
+            body()
+        except BaseException as error:
+            post(partial(_raise, error))
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 class OffloadJob(Generic[T]):

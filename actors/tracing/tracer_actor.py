@@ -7,7 +7,6 @@ time from a step. Only here is OpenTelemetry imported.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from queue import SimpleQueue
@@ -20,6 +19,7 @@ from actorium.actors.config.tree import RuntimeConfig
 from actorium.actors.core import Context, CoreObserver, Send
 from actorium.actors.errors import BadConfig
 from actorium.actors.models.model_dir import served_name
+from actorium.actors.runtime.offload import start_thread
 from actorium.actors.tracing.spans import TraceSpan
 from actorium.actors.tracing.tracer_core import EXPORTER, ExportDone, TracerCore
 
@@ -120,7 +120,7 @@ class TracerActor(CoreObserver):
         self._failing = False
 
     def on_start(self, post: Callable[..., None]) -> None:
-        threading.Thread(target=self._serve, args=(post,), name="exporter", daemon=True).start()
+        start_thread("exporter", lambda: self._serve(post), post)
 
     def on_wake(self, now: float) -> Sequence[Send]:
         for send in self._core.on_wake(now):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
@@ -23,6 +22,7 @@ from actorium.actors.core import Context
 from actorium.actors.errors import BadConfig
 from actorium.actors.runtime.http import listening
 from actorium.actors.runtime.http.listening import ListenAddress
+from actorium.actors.runtime.offload import start_thread
 
 if TYPE_CHECKING:
     from actorium.actors.watchdog.probe_routes import ProbedEngine
@@ -81,8 +81,7 @@ class ProbeServer:
             asyncio.get_running_loop().remove_reader(self._local.fileno())
 
     def _load_in_thread(self, post: Post, engine: ProbedEngine) -> None:
-        threading.Thread(target=self._load, args=(post, engine), name="probes",
-                         daemon=True).start()
+        start_thread("probes", lambda: self._load(post, engine), post)
 
     def _load(self, post: Post, engine: ProbedEngine) -> None:
         """In a thread: import what takes time."""
