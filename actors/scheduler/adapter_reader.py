@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from actorium.actors.config.adapter_settings import AdapterConfig, parse_lora_modules
 from actorium.actors.errors import ActoriumError
-from actorium.actors.messages import AdapterCall, AdapterOrder
+from actorium.actors.ledger.records import AdapterEntry
+from actorium.actors.messages import AdapterCall, AdapterOrder, NamedAdapter
 from actorium.actors.models.adapter_files import AdapterFiles, read_adapter
 from actorium.actors.runtime.offload import Offload, OffloadJob
 from actorium.actors.scheduler.adapters import AdapterTable
@@ -57,6 +58,16 @@ class AdapterReader:
         ready = [_read(order, job) for order, job in self._jobs if job.done]
         self._jobs = [(order, job) for order, job in self._jobs if not job.done]
         return ready
+
+
+def read_entries(settings: AdapterConfig) -> list[AdapterEntry]:
+    """Returns the adapters of the configuration, read at once. Raises `BadModel`."""
+    entries = []
+    for module in parse_lora_modules(settings.lora_modules):
+        adapter = read_adapter(Path(module.path), settings.max_lora_rank)
+        named = NamedAdapter(module.name, str(adapter.path), adapter.digest)
+        entries.append(AdapterEntry(named, adapter.rank, adapter.base))
+    return entries
 
 
 def _read(order: AdapterOrder, job: OffloadJob[AdapterFiles]) -> AdapterOrder:

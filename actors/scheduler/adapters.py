@@ -37,11 +37,14 @@ from actorium.actors.messages import (
     NamedAdapter,
     Reply,
 )
+from actorium.actors.runtime.beat_gauges import MARK, RUNNING_WITH, WAITING_FOR
 from actorium.actors.scheduler.request_state import SequenceState
 
 LOG = logging.getLogger("actorium.scheduler")
 PATIENCE = 64
 """Admissions with other adapters after which one that waits for a place goes first."""
+SHOWN_IN_USE = 64
+"""Adapters whose sequences heartbeats tell of."""
 KNOWN_ORDERS = 64
 """Orders whose repetition is answered as they were."""
 
@@ -57,6 +60,7 @@ class HeldAdapter:
     answered: set[int] = field(default_factory=set)
     """Ranks that can serve it."""
     ready: bool = False
+    failed: bool = False
     last: int = 0
     """When a sequence was last admitted with it, as a count of such admissions; 0 = never."""
 
@@ -72,6 +76,9 @@ class AdapterUse:
     running: int = 0
     passed: int = 0
     """Admissions with other adapters while it waited for a place."""
+
+
+NO_USE = AdapterUse("")
 
 
 class AdapterTable:
@@ -104,7 +111,8 @@ class AdapterTable:
         """Something may be loaded, dropped or answered since the last `step`."""
         self._counts = dict.fromkeys(("adapter_loads", "adapter_evictions", "adapter_failures"), 0)
         self._to_load: list[LoadAdapter] = []
-        self._to_drop: list[DropAdapter] = []
+        self._leaving: list[HeldAdapter] = []
+        """To be dropped, once no slot has them any more."""
         self._replies: list[Reply] = []
         self._record: AdaptersRecord | None = None
 
@@ -266,12 +274,13 @@ class AdapterTable:
 
     def listed(self) -> list[dict[str, Any]]:
         """Returns what is shown of each adapter that has a name."""
-        return [{"name": name, "path": entry.adapter.path, "rank": entry.rank, "base": entry.base,
-                 "digest": entry.adapter.digest.hex(),
-                 "loaded": self._ready(entry.adapter.digest),
-                 **{what: getattr(self._uses.get(entry.adapter.digest), what, 0)
-                    for what in ("running", "waiting")}}
-                for name, entry in self._names.items()]
+        found = []
+        for entry in self._names.values():
+            digest = entry.adapter.digest
+            use = self._uses.get(digest, NO_USE)
+            found.append(shown_entry(entry) | {"loaded": self._ready(digest),
+                                               "running": use.running, "waiting": use.waiting})
+        return found
 
     def record(self) -> AdaptersRecord:
         """Returns what must not be forgotten."""
@@ -291,13 +300,14 @@ class AdapterTable:
         self._held.clear()
         self._failed.clear()
         self._to_load.clear()
-        self._to_drop.clear()
+        self._leaving.clear()
         self._limit, self._changed = None, True
 
     def on_answer(self, answer: AdapterAnswer) -> tuple[bytes, str] | None:
         """Takes note that a rank can serve an adapter, or cannot. Returns then the digest and why:
         the requests that have it must end."""
-        held = next((held for held in self._held.values() if held.number == answer.number), None)
+        held = next((held for held in (*self._held.values(), *self._leaving)
+                     if held.number == answer.number), None)
         if held is None or answer.epoch != self._epoch:
             return None
         self._changed = True
@@ -305,7 +315,9 @@ class AdapterTable:
             held.answered.add(answer.rank)
             held.ready = len(held.answered) == self._ranks
             return None
-        self._drop(held)
+        held.failed = True
+        if self._held.get(held.digest) is held:
+            self._drop(held)
         self._failed.add(held.digest)
         self._counts["adapter_failures"] += 1
         self._fail_loads(held.digest, answer.error)
@@ -372,6 +384,12 @@ class AdapterTable:
         return True
 
     def _hold(self, digest: bytes, path: str) -> None:
+        for held in self._leaving:
+            if held.digest == digest and not held.failed:
+                self._leaving.remove(held)
+                held.last = 0
+                self._held[digest] = held
+                return
         self._number += 1
         self._held[digest] = HeldAdapter(self._number, digest)
         self._to_load.append(LoadAdapter(self._epoch, AdapterRef(self._number, path, digest)))
@@ -379,7 +397,7 @@ class AdapterTable:
 
     def _drop(self, held: HeldAdapter) -> None:
         del self._held[held.digest]
-        self._to_drop.append(DropAdapter(self._epoch, held.number))
+        self._leaving.append(held)
 
     # --- what goes out ---------------------------------------------------------------------------
 
@@ -389,8 +407,13 @@ class AdapterTable:
         loads, self._to_load = self._to_load, []
         if not released:
             return loads
-        drops, self._to_drop = self._to_drop, []
-        return [*drops, *loads]
+        leaving, self._leaving = self._leaving, []
+        return [*(DropAdapter(self._epoch, held.number) for held in leaving), *loads]
+
+    @property
+    def leaving(self) -> bool:
+        """Whether any is to be dropped, once no slot has it any more."""
+        return bool(self._leaving)
 
     def pop_replies(self) -> tuple[AdaptersRecord | None, list[Reply]]:
         """Takes out a record for the ledger, if anything has changed, and the answers that it comes
@@ -401,8 +424,16 @@ class AdapterTable:
 
     def gauges(self) -> dict[str, float]:
         """Returns the gauges for the heartbeat."""
-        return {"adapters": len(self._names), "adapters_running": self._places,
-                "adapters_held": sum(held.ready for held in self._held.values()), **self._counts}
+        found = {"adapters": len(self._names), "adapters_running": self._places,
+                 "adapters_held": sum(held.ready for held in self._held.values()), **self._counts}
+        left = SHOWN_IN_USE
+        for name, entry in self._names.items() if self._uses else ():
+            use = self._uses.get(entry.adapter.digest)
+            if use is not None and left:
+                left -= 1
+                found[f"{RUNNING_WITH}{MARK}{name}"] = use.running
+                found[f"{WAITING_FOR}{MARK}{name}"] = use.waiting
+        return found
 
     def audit(self, running: dict[bytes, int]) -> str:
         """Returns what is wrong with the books; "": nothing. running: sequences that have a slot,
@@ -413,3 +444,9 @@ class AdapterTable:
         if self._places != len(counted) or self._places > (self._limit or 0):
             return f"adapters: {self._places} places of {self._limit} for {len(counted)}"
         return ""
+
+
+def shown_entry(entry: AdapterEntry) -> dict[str, Any]:
+    """Returns what is shown of an adapter that has a name."""
+    return {"name": entry.adapter.name, "path": entry.adapter.path, "rank": entry.rank,
+            "base": entry.base, "digest": entry.adapter.digest.hex()}

@@ -163,8 +163,6 @@ class NullWorker(Core):
 
     def _clear(self, slots: int) -> None:
         self._admits: list[Admit | None] = [None] * slots
-        self._digest = [b""] * slots
-        """Of each slot's adapter."""
         self._seed = np.zeros(slots, np.uint64)
         self._target = np.zeros(slots, np.int64)
         """Tokens that came with the admission."""
@@ -222,7 +220,8 @@ class NullWorker(Core):
 
     def _on_adapter(self, message: LoadAdapter | DropAdapter) -> None:
         if isinstance(message, DropAdapter):
-            if (digest := self._adapters.pop(message.number, b"")) and digest in self._digest:
+            self._adapters.pop(message.number, None)
+            if any(admit is not None and admit.adapter == message.number for admit in self._admits):
                 raise BadPlan(f"adapter {message.number} is dropped, which a slot has")
             return
         adapter = message.adapter
@@ -409,7 +408,7 @@ class NullWorker(Core):
         for slot in slots.tolist():
             if self._admits[slot] is None:
                 raise BadPlan(f"release of the empty slot {slot}")
-            self._admits[slot], self._digest[slot] = None, b""
+            self._admits[slot] = None
             self._alive[slot] = False
             self._masked.pop(slot, None)
             if self.memory is not None:
@@ -420,7 +419,7 @@ class NullWorker(Core):
         if slot == 0 or self._admits[slot] is not None:
             raise BadPlan(f"admission to slot {slot}, which is taken")
         self._admits[slot] = admit
-        self._digest[slot] = digest = self._adapter_of(admit)
+        digest = self._adapter_of(admit)
         self._seed[slot] = adapted_seed(admit.seed, digest)
         self._target[slot] = self._length[slot] = tokens
         self._kv[slot] = admit.cached_len
@@ -440,7 +439,8 @@ class NullWorker(Core):
         if (digest := self._adapters.get(admit.adapter)) is None:
             raise BadPlan(f"slot {admit.slot} is admitted with the adapter {admit.adapter}, which "
                           "is not loaded")
-        if len({digest, *self._digest} - {b""}) > self.ready.adapters:
+        running = {each.adapter for each in self._admits if each is not None and each.adapter}
+        if len(running) > self.ready.adapters:
             raise BadPlan(f"more than {self.ready.adapters} different adapters run")
         return digest
 

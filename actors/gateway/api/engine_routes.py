@@ -82,7 +82,7 @@ def _card(model: ServedModel, name: str, meta: dict[str, Any]) -> dict[str, Any]
 def _adapter_card(model: ServedModel, adapter: dict[str, Any]) -> dict[str, Any]:
     return {"id": adapter["name"], "object": "model", "created": STARTED, "owned_by": "actorium",
             "root": adapter["path"], "parent": model.name, "max_model_len": model.max_model_len,
-            "meta": {"rank": adapter["rank"], "loaded": adapter["loaded"]}}
+            "meta": {"rank": adapter["rank"]}}
 
 
 async def flush_cache(http: HttpRequest) -> Response:
