@@ -86,6 +86,12 @@ class UnknownRequest(ActoriumError):
     code = "unknown_request"
 
 
+class UnknownAdapter(InvalidRequest):
+    """There is no LoRA adapter of that name."""
+
+    code = "unknown_adapter"
+
+
 class MediaExpired(InvalidRequest):
     """An image or a video of the request is not held any more: it has to be loaded again."""
 
@@ -119,14 +125,18 @@ class BadConfig(ActoriumError):
 CODES: dict[str, type[ActoriumError]] = {
     cls.code: cls
     for cls in (ActoriumError, InvalidRequest, ContextOverflow, QueueFull, DeadlineExceeded,
-                Aborted, Quarantined, UnknownRequest, MediaExpired, EngineUnavailable, EngineFailed,
-                BadModel, BadConfig)
+                Aborted, Quarantined, UnknownRequest, UnknownAdapter, MediaExpired,
+                EngineUnavailable, EngineFailed, BadModel, BadConfig)
 }
+
+
+FIELD_FIRST = ("invalid_request", "context_overflow", "unknown_adapter")
+"""Codes of errors whose messages begin with a field's name."""
 
 
 def from_code(code: str, message: str, param: str | None = None) -> ActoriumError:
     """The exception that a wire error stands for; an engine's refusal begins with its field."""
     field = message.partition(":")[0]
-    if param is None and code in ("invalid_request", "context_overflow") and field.isidentifier():
+    if param is None and code in FIELD_FIRST and field.isidentifier():
         param = field
     return CODES.get(code, ActoriumError)(message, param)

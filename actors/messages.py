@@ -14,14 +14,17 @@ All messages are in one file, because the protocol is best read in one place.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Raw, Struct
 
 from actorium.actors.params import (
     MAX_BAD_WORDS,
     MAX_N,
+    PoolingParams,
+    PoolingTask,
     ResolvedParams,
+    ResolvedPooling,
     SamplingParams,
     Seed,
     TextParams,
@@ -103,6 +106,8 @@ RESERVED_TEMPLATE_ARGS = frozenset({"messages", "tools", "raise_exception", "str
 Template = Annotated[str, Meta(min_length=1, max_length=MAX_TEMPLATE)]
 Salt = Annotated[str, Meta(max_length=256)]
 """Separates cached prefixes: only requests with the same salt share them."""
+AdapterName = Annotated[str, Meta(max_length=256)]
+"""Name of a LoRA adapter; "" = the model by itself."""
 Turns = Annotated[list["ChatMessage"], Meta(max_length=4 * MAX_TURNS)]
 """Bounds what is decoded; the refusal of a longer conversation names the real limit."""
 NO_ARGS, NO_TOOLS = Raw(b"\x80"), Raw(b"\x90")
@@ -145,7 +150,8 @@ class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
 
 
 class Generate(Message):
-    """Requests completions of one prompt: exactly one of text, tokens, messages is set.
+    """Requests completions of one prompt, or what a model's pooling makes of it: exactly one of
+    text, tokens, messages is set.
 
     Idempotent by (client, rid).
     """
@@ -180,6 +186,11 @@ class Generate(Message):
     """Unix time, seconds: what answers call their creation, also when they are sent again."""
     trace: TraceContext | None = None
     """Of an engine that exports traces: None = the request begins one."""
+    pooling: PoolingParams | None = None
+    """A vector or scores are wanted, not a completion: then `params` are the default ones."""
+    text_pair: str | None = None
+    """The second text of a pair whose scores are wanted; with `text` and the task classify."""
+    adapter: AdapterName = ""
 
 
 class Abort(Message):
@@ -263,8 +274,22 @@ class Control(Message):
     """Of "pause": the prefix cache is emptied, too."""
 
 
+class AdapterCall(Message):
+    """Loads a LoRA adapter under a name, unloads it, or asks which there are. Answered on the
+    stream (`Answer`), once every rank of the worker has read what is loaded, by {"adapters": those
+    that there are}, or {"error": {"code", "message"}}."""
+
+    rid: Rid
+    order: Literal["load", "unload", "list"]
+    name: Short = ""
+    path: Short = ""
+    """Of "load": a folder in PEFT's format, or a .gguf file."""
+    replace: bool = False
+    """Of "load": an adapter of this name may be there, and gives way to it."""
+
+
 ToTokenizerFront = (Generate | Abort | Resume | Tokenize | Detokenize | ServerInfo | FlushCache
-                    | Control)
+                    | Control | AdapterCall)
 
 
 # --- tokenizer (front) -> client -----------------------------------------------------------------
@@ -339,6 +364,23 @@ class Usage(Struct, frozen=True, array_like=True, gc=False):
     """The drafted tokens that were accepted."""
 
 
+class Pooled(Struct, frozen=True, array_like=True, gc=False):
+    """A vector, or one for each token."""
+
+    shape: list[Count]
+    """[width] or [tokens, width]"""
+    data: bytes
+    """f4[*shape], little-endian."""
+
+    def tolist(self) -> list[Any]:
+        """Returns the numbers: a list, or a list for each token."""
+        view = memoryview(self.data).cast("f")
+        *rows, width = self.shape
+        if not rows:
+            return view.tolist()
+        return [view[at:at + width].tolist() for at in range(0, rows[0] * width, width)]
+
+
 class Delta(Struct, frozen=True, array_like=True, gc=False):
     """The output of one choice of one request since its last delta."""
 
@@ -361,6 +403,8 @@ class Delta(Struct, frozen=True, array_like=True, gc=False):
     prompt_tokens: Count = 0
     """This and `created` are set where `start` is 0: what was recorded when it was admitted."""
     created: Count = 0
+    pooled: Pooled | None = None
+    """Set with finish_reason == "stop" where `Generate.pooling` is."""
 
 
 class TextBatch(Message):
@@ -370,7 +414,7 @@ class TextBatch(Message):
 
 
 class Answer(Message):
-    """The result of an order that went round the ring (`FlushCache`, `Control`)."""
+    """The result of an order that went round the ring (`FlushCache`, `Control`, `AdapterCall`)."""
 
     rid: Rid
     json: bytes
@@ -426,6 +470,16 @@ Media = Annotated[list[MediaItem], Meta(max_length=1024)]
 """In the order of the prompt."""
 
 
+class NamedAdapter(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """A LoRA adapter that a request names, and what that name stands for when the request is
+    admitted: it ends with that, whatever becomes of the name."""
+
+    name: Short
+    path: Short = ""
+    digest: Annotated[bytes, Meta(max_length=32)] = b""
+    """SHA-256 of all that the adapter holds; empty = the scheduler looks it up."""
+
+
 class Submit(Message):
     """A checked request: token ids and resolved parameters.
 
@@ -460,6 +514,10 @@ class Submit(Message):
     """None = no spans are made of it."""
     queued: float = 0.0
     """When the scheduler got it; CLOCK_MONOTONIC seconds, 0 = no spans are made of it."""
+    pooling: ResolvedPooling | None = None
+    """Nothing is sampled: the sequence ends with the step that computes the end of its prompt."""
+    adapter: NamedAdapter | None = None
+    """None = the model by itself."""
 
 
 class Flush(Message):
@@ -474,6 +532,20 @@ class ControlRequest(Message):
 
     client: ClientId
     control: Control
+
+
+class AdapterOrder(Message):
+    """See `AdapterCall`; answered by a `Reply`. Of what is loaded the files are read in front of
+    the scheduler's core, which gets what they hold, or why they cannot be served."""
+
+    client: ClientId
+    """Empty = the engine's own, at its start: not answered."""
+    call: AdapterCall
+    digest: Annotated[bytes, Meta(max_length=32)] = b""
+    rank: Count = 0
+    base: Short = ""
+    """Name of the model that the adapter was trained on; "" = not said."""
+    error: Short = ""
 
 
 class AbortRequest(Message):
@@ -549,6 +621,10 @@ class Ready(Message):
     not."""
     adapters: Count = 0
     """Different adapters that the sequences in slots may have; 0 = the worker serves none."""
+    pooling: list[PoolingTask] = []
+    """What it can make of prompts beside completions."""
+    whole_prompts: bool = False
+    """Every token attends to all of its prompt, which is computed in one step and never cached."""
 
 
 class RowLogprobs(Struct, frozen=True, array_like=True, gc=False):
@@ -571,8 +647,8 @@ class RowLogprobs(Struct, frozen=True, array_like=True, gc=False):
 class StepResult(Message):
     """The output of a step, in the order of the plan's sampled rows.
 
-    Sampled rows: first the extends that ended their prompt (in plan order), then `decode`. A decode
-    emits between one token and one more than the drafts it verified.
+    Sampled rows: first the extends that ended their prompt (in plan order, without those that are
+    pooled), then `decode`. A decode emits between one token and one more than the drafts it verified.
     """
 
     epoch: Epoch
@@ -605,6 +681,8 @@ class StepResult(Message):
     them means nothing."""
     lost: Column = b""
     """i4[n]: host slots of `StepPlan.load` that are corrupt: their pages were not copied."""
+    pooled: list[tuple[Slot, Pooled]] = []
+    """Of each extend that ends a prompt with `Admit.pooling`; such a prompt has no sampled row."""
 
 
 class PageAnswer(Message):
@@ -642,7 +720,7 @@ class Unloaded(Message):
 
 
 ToScheduler = (Submit | AbortRequest | ResumeRequest | Hello | Stop | Flush | ControlRequest | Ready
-               | StepResult | PageAnswer | Unloaded | AdapterAnswer)
+               | StepResult | PageAnswer | Unloaded | AdapterAnswer | AdapterOrder)
 
 
 # --- scheduler -> worker -------------------------------------------------------------------------
@@ -667,6 +745,8 @@ class Admit(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc
     media: Media = []
     adapter: Count = 0
     """Number of the adapter (`AdapterRef`) that computes it; 0 = the model by itself."""
+    pooling: ResolvedPooling | None = None
+    """Nothing is sampled at the end of the tokens; see `StepResult.pooled`."""
 
 
 class RowMask(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -822,6 +902,8 @@ class SequenceEvent(Struct, frozen=True, array_like=True, gc=False):
     draft_tokens: int | None = None
     """Sent with the end: drafts verified for the sequence, and those accepted."""
     accepted_tokens: int | None = None
+    pooled: Pooled | None = None
+    """Sent with the end; the ledger does not keep it."""
 
 
 class Open(Message):

@@ -7,6 +7,9 @@
   detokenizer; `TokenRules` and the grammar stay with the scheduler, which makes masks of them.
 - a row of the worker's resident tables (`gpu/step/tables.py`).
 
+A request for a vector or for scores has `PoolingParams` beside them, which the tokenizer resolves to
+`ResolvedPooling`.
+
 Only `msgspec` is imported here: this module is part of the light client.
 """
 
@@ -14,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -36,6 +39,7 @@ MAX_LOGPROB_IDS = 128
 MAX_GRAMMAR = 1 << 16
 """Characters of a schema, an expression, a grammar, or of all choices together."""
 MAX_CHOICES = 1024
+MAX_DIMENSIONS = 1 << 20
 
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -235,6 +239,29 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
                              f"not with logprobs={self.logprobs}")
 
 
+PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
+
+
+class PoolingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
+                    forbid_unknown_fields=True):
+    """What a request wants of its prompt in place of a completion."""
+
+    task: PoolingTask
+    """embed: one vector; classify: one row of scores, of a text or (cross-encoders) a pair of texts;
+    token_embed, token_classify: the same of every token."""
+    dimensions: int | None = None
+    """Of embed: keep so many leading numbers of the vector, of models that were trained for it
+    (Matryoshka, arXiv 2205.13147); None = all."""
+    use_activation: bool | None = None
+    """Vectors get the length 1, scores go through softmax or sigmoid; None = as the model says."""
+
+    def check(self) -> None:
+        """Raises `ValueError("<field>: <what is wrong>")`."""
+        _check_range("dimensions", self.dimensions, 1, MAX_DIMENSIONS)
+        if self.dimensions is not None and self.task != "embed":
+            raise ValueError(f"dimensions: for embed alone, the task is {self.task}")
+
+
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("n", 1, MAX_N),
     ("max_tokens", 1, 2**31 - 1),
@@ -305,6 +332,22 @@ class ResolvedParams(Struct, frozen=True, array_like=True, forbid_unknown_fields
     tokens, bad words, budgets of thoughts)."""
     logprob_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_LOGPROB_IDS)] = ()
     """Tokens whose logprobs are reported instead of those of the likeliest ones."""
+
+
+class ResolvedPooling(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """The pooling parameters with the model's defaults filled in."""
+
+    task: PoolingTask
+    every_row: bool = False
+    """The result depends on what the model gives for every token of the prompt, so that none may
+    come from the prefix cache; else on the last token alone."""
+    dimensions: Annotated[int, Meta(ge=0, le=MAX_DIMENSIONS)] = 0
+    """0 = all."""
+    activation: bool = True
+    """As `PoolingParams.use_activation`."""
+    pair_start: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    """Index of the first token that belongs to the second text, for models that tell the two texts
+    apart; 0 = there is none."""
 
 
 class TextParams(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):

@@ -3,10 +3,11 @@ end (client.py)."""
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from time import monotonic
-from typing import Any, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -32,10 +33,12 @@ from actorium.actors.errors import (
     EngineUnavailable,
     InvalidRequest,
     MediaExpired,
+    from_code,
 )
 from actorium.actors.health import ENDED, memory_of, speculation_of
 from actorium.actors.messages import (
     Abort,
+    AdapterCall,
     Control,
     Detokenize,
     FlushCache,
@@ -176,15 +179,15 @@ class ClientCalls:
                        params: SamplingParams | Sequence[SamplingParams] | None = None,
                        timeout: float | None = None, return_errors: bool = False,
                        priority: int = 0, truncate_prompt_tokens: int | None = None,
-                       cache_salt: str | None = None) -> Any:
+                       cache_salt: str | None = None, adapter: str | None = None) -> Any:
         """Completes one prompt or many, and waits for all of them.
 
         `prompt` is text, a list of token ids, or a list of either. What comes back:
         one prompt: a `Completion`; with n > 1 a list of n. Several prompts: a list in their order
         of `Completion` (n == 1) or of lists of n. `params` may be a list, one for each prompt.
         `timeout` (seconds) counts for each request from when it is sent. A higher `priority` goes
-        first where the engine schedules by priority. `truncate_prompt_tokens` and `cache_salt` are
-        those of `Request`. The first error is raised and the rest aborted, unless `return_errors`:
+        first where the engine schedules by priority. `truncate_prompt_tokens`, `cache_salt` and
+        `adapter` are those of `Request`. The first error is raised and the rest aborted, unless `return_errors`:
         then errors stand in the list of results.
         """
         single, prompts = _prompts(prompt)
@@ -194,7 +197,8 @@ class ClientCalls:
         completions: list[Any] = [None] * len(prompts)
         results = self.run([
             Request(prompt=text, params=how, timeout=timeout, priority=priority,
-                    truncate_prompt_tokens=truncate_prompt_tokens, cache_salt=cache_salt)
+                    truncate_prompt_tokens=truncate_prompt_tokens, cache_salt=cache_salt,
+                    adapter=adapter)
             for text, how in zip(prompts, each, strict=True)])
         try:
             async for index, result in results:
@@ -243,7 +247,7 @@ class ClientCalls:
     def stream(self, prompt: Prompt, params: SamplingParams | None = None,
                timeout: float | None = None, priority: int = 0,
                truncate_prompt_tokens: int | None = None,
-               cache_salt: str | None = None) -> AsyncDeltaStream:
+               cache_salt: str | None = None, adapter: str | None = None) -> AsyncDeltaStream:
         """Iterates over the new deltas one by one, of one prompt (all its n choices).
 
         `aclose` the iterator when leaving early: unlike a `for` loop, `async for` does not close an
@@ -251,7 +255,8 @@ class ClientCalls:
         """
         return AsyncDeltaStream(self, Request(
             prompt=prompt, params=params, timeout=timeout, priority=priority,
-            truncate_prompt_tokens=truncate_prompt_tokens, cache_salt=cache_salt))
+            truncate_prompt_tokens=truncate_prompt_tokens, cache_salt=cache_salt,
+            adapter=adapter))
 
     async def chat(self, messages: list[Any], params: SamplingParams | None = None,
                    stream: bool = False, timeout: float | None = None,
@@ -260,7 +265,8 @@ class ClientCalls:
                    continue_final_message: bool = False,
                    truncate_prompt_tokens: int | None = None,
                    cache_salt: str | None = None,
-                   mm_processor_kwargs: dict[str, Any] | None = None) -> Any:
+                   mm_processor_kwargs: dict[str, Any] | None = None,
+                   adapter: str | None = None) -> Any:
         """Answers a conversation: `generate` of the model's chat template over `messages`.
 
         `messages` are `{"role": ..., "content": ...}`, with contents of text, or lists of texts,
@@ -273,7 +279,7 @@ class ClientCalls:
                           chat_template=chat_template, cache_salt=cache_salt,
                           add_generation_prompt=add_generation_prompt,
                           continue_final_message=continue_final_message,
-                          truncate_prompt_tokens=truncate_prompt_tokens)
+                          truncate_prompt_tokens=truncate_prompt_tokens, adapter=adapter)
         if stream:
             return AsyncDeltaStream(self, request)
         results = self.run([request])
@@ -410,6 +416,45 @@ class ClientCalls:
         answer = await self._session.call(
             TOKENIZER, lambda rid: Control(rid, order, level, mode, clear_cache), timeout)
         return msgspec.json.decode(answer.json, type=dict[str, Any])
+
+    # --- adapters -----------------------------------------------------------------------------
+
+    async def load_adapter(self, name: str, path: str | os.PathLike[str], replace: bool = False,
+                           timeout: float | None = READY_TIMEOUT) -> dict[str, Any]:
+        """Has the engine serve a LoRA adapter, and returns what it knows of it (as `adapters`) once
+        requests can name it. The engine must have been started with enable_lora.
+
+        path: a folder in PEFT's format or a .gguf file, on the engine's machine. replace: if there
+        is an adapter of that name, requests that come from now on get the new one, and those that
+        run end with the old one; without it that is an `InvalidRequest`. Raises `BadModel` where
+        the adapter cannot be served.
+        """
+        place = os.path.abspath(os.path.expanduser(path))
+        listed = await self._adapter_call(timeout, "load", name, place, replace)
+        return next((each for each in listed if each["name"] == name), {})
+
+    async def unload_adapter(self, name: str, timeout: float | None = 30.0) -> None:
+        """Takes an adapter's name away. Requests that were accepted before end with it. Raises
+        `UnknownAdapter`."""
+        await self._adapter_call(timeout, "unload", name)
+
+    async def adapters(self, timeout: float | None = 30.0) -> list[dict[str, Any]]:
+        """Returns the adapters that requests may name: `name`, `path`, `rank`, `base` (what it was
+        trained on), `digest` (SHA-256 of its files), `loaded` (the worker has it in its memory),
+        and its `running` and `waiting` sequences."""
+        return await self._adapter_call(timeout, "list")
+
+    async def _adapter_call(self, timeout: float | None,
+                            order: Literal["load", "unload", "list"], name: str = "",
+                            path: str = "", replace: bool = False) -> list[dict[str, Any]]:
+        await self._session.ready()
+        answer = await self._session.call(
+            TOKENIZER, lambda rid: AdapterCall(rid, order, name, path, replace), timeout)
+        content = msgspec.json.decode(answer.json, type=dict[str, Any])
+        if (error := content.get("error")) is not None:
+            raise from_code(error["code"], error["message"])
+        listed: list[dict[str, Any]] = content["adapters"]
+        return listed
 
     async def status(self, timeout: float | None = STATUS_TIMEOUT) -> Status:
         """Returns the state of each actor, at once."""

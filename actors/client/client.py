@@ -118,6 +118,9 @@ class Client:
     pause = blocking(ClientCalls.pause)
     resume = blocking(ClientCalls.resume)
     is_paused = blocking(ClientCalls.is_paused)
+    load_adapter = blocking(ClientCalls.load_adapter)
+    unload_adapter = blocking(ClientCalls.unload_adapter)
+    adapters = blocking(ClientCalls.adapters)
     status = blocking(ClientCalls.status)
     wait_ready = blocking(ClientCalls.wait_ready)
     close = blocking(ClientCalls.close)
@@ -125,13 +128,13 @@ class Client:
     def stream(self, prompt: Prompt, params: SamplingParams | None = None,
                timeout: float | None = None, priority: int = 0,
                truncate_prompt_tokens: int | None = None,
-               cache_salt: str | None = None) -> DeltaStream:
+               cache_salt: str | None = None, adapter: str | None = None) -> DeltaStream:
         """Sends one prompt, and iterates over the new deltas one by one (of all its n choices).
 
         Closing the iterator, or leaving a `for` loop over it, aborts the request.
         """
         return DeltaStream(self, self._calls.stream(prompt, params, timeout, priority,
-                                                    truncate_prompt_tokens, cache_salt))
+                                                    truncate_prompt_tokens, cache_salt, adapter))
 
     def run(self, requests: Iterable[Request], window: int = WINDOW
             ) -> Generator[tuple[int, list[Completion] | ActoriumError], None, None]:

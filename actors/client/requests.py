@@ -14,8 +14,10 @@ from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import (
     MAX_CLIENT_MESSAGE_BYTES,
     MAX_TEMPLATE,
+    AdapterName,
     ChatMessage,
     Generate,
+    Pooled,
     Priority,
     Salt,
     Template,
@@ -25,7 +27,7 @@ from actorium.actors.messages import (
     Truncation,
     Usage,
 )
-from actorium.actors.params import SamplingParams
+from actorium.actors.params import PoolingParams, SamplingParams
 from actorium.actors.tracing.trace_context import parse_traceparent
 
 DEFAULT_PARAMS = SamplingParams()
@@ -86,6 +88,8 @@ class Request(Struct, frozen=True, kw_only=True):
     priority: int = 0
     """Higher goes first where the engine schedules by priority; the lowest, `messages.BACKGROUND`,
     gives way to all others in any case."""
+    adapter: str | None = None
+    """Name of the LoRA adapter that computes it; None = the model by itself."""
     resumable: Resumable | None = None
     """Lets the request outlive its client."""
     traceparent: str | None = None
@@ -93,6 +97,10 @@ class Request(Struct, frozen=True, kw_only=True):
     where the engine exports traces."""
     tracestate: str = ""
     """As in that header."""
+    pooling: PoolingParams | None = None
+    """A vector or scores of the prompt are wanted, not a completion (docs/pooling.md)."""
+    text_pair: str | None = None
+    """The second text of a pair to score, beside `prompt`; with the task classify."""
 
 
 class Completion(Struct, frozen=True, kw_only=True):
@@ -112,6 +120,8 @@ class Completion(Struct, frozen=True, kw_only=True):
     index: int = 0
     """Number of the choice, 0..n-1."""
     rid: str = ""
+    pooled: Pooled | None = None
+    """What `Request.pooling` asks for; there is no text then."""
 
 
 class StreamDelta(Struct, frozen=True, kw_only=True):
@@ -128,6 +138,8 @@ class StreamDelta(Struct, frozen=True, kw_only=True):
     """Set with finish_reason."""
     index: int = 0
     rid: str = ""
+    pooled: Pooled | None = None
+    """Set with finish_reason "stop", if asked for."""
 
 
 def merge_deltas(deltas: Iterable[StreamDelta]) -> list[StreamDelta]:
@@ -148,7 +160,7 @@ def _merge(deltas: list[StreamDelta]) -> StreamDelta:
         prompt_logprobs=next((delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs),
                              None),
         finish_reason=last.finish_reason, stop_reason=last.stop_reason, usage=last.usage,
-        index=last.index, rid=last.rid)
+        index=last.index, rid=last.rid, pooled=last.pooled)
 
 
 def encode_request(rid: str, request: Request, tenant: str = "") -> tuple[bytes, int]:
@@ -177,7 +189,9 @@ def encode_request(rid: str, request: Request, tenant: str = "") -> tuple[bytes,
                        cache_salt=check_salt(request.cache_salt),
                        resume_seconds=resumable.seconds, media=request.media,
                        created=resumable.created,
-                       trace=check_trace(request.traceparent, request.tracestate))
+                       trace=check_trace(request.traceparent, request.tracestate),
+                       pooling=check_pooling(request), text_pair=request.text_pair,
+                       adapter=check_adapter(request.adapter))
     field = "prompt" if messages is None else "messages"
     frame = encode(message, field)
     try:
@@ -235,6 +249,30 @@ def check_params(params: SamplingParams) -> SamplingParams:
     return params
 
 
+def check_pooling(request: Request) -> PoolingParams | None:
+    """Returns the pooling parameters of a request. Raises `InvalidRequest` naming the field."""
+    pooling = request.pooling
+    if request.text_pair is not None and (
+            not isinstance(request.prompt, str) or pooling is None or pooling.task != "classify"):
+        raise InvalidRequest("text_pair: with a prompt of text and pooling for classify",
+                             "text_pair")
+    if pooling is None:
+        return None
+    if not isinstance(pooling, PoolingParams):
+        raise InvalidRequest(f"pooling: must be PoolingParams, got {type(pooling).__name__}",
+                             "pooling")
+    if (request.params or DEFAULT_PARAMS) != DEFAULT_PARAMS:
+        raise InvalidRequest("params: nothing is sampled where pooling is asked for", "params")
+    try:
+        msgspec.convert(msgspec.to_builtins(pooling), PoolingParams)  # its fields' types
+        pooling.check()
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"pooling: {error}", "pooling") from None
+    except ValueError as error:
+        raise InvalidRequest(str(error), str(error).split(":")[0]) from None
+    return pooling
+
+
 def _encode_params(params: SamplingParams) -> bytes:
     try:
         return _encode(params)
@@ -285,6 +323,13 @@ def check_salt(salt: Any) -> str:
     if salt is None:
         return ""
     return str(_within(salt, Salt, "cache_salt", "a string of at most 256 characters"))
+
+
+def check_adapter(name: Any) -> str:
+    """Returns the name of an adapter, "" for None. Raises `InvalidRequest` naming the field."""
+    if name is None:
+        return ""
+    return str(_within(name, AdapterName, "adapter", "a name of 1 to 256 characters"))
 
 
 def check_trace(parent: Any, state: Any) -> TraceContext | None:

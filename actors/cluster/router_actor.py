@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import monotonic
 
 import msgspec
@@ -25,22 +26,24 @@ from actorium.actors.config.cluster_settings import (
 from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
 from actorium.actors.ledger.committer import open_ledger
-from actorium.actors.ledger.records import LedgerHistory
+from actorium.actors.ledger.records import AdapterEntry, LedgerHistory
+from actorium.actors.scheduler.adapter_reader import read_entries
 from actorium.actors.scheduler.media_holds import new_media_holds
 from actorium.actors.scheduler.recovery.recovery_log import in_this_boot
 
 
 def build(context: Context) -> RouterCore:
     """The role's entry. With a ledger it goes on from there. Raises `BadConfig` and
-    `EngineUnavailable` where that cannot be."""
+    `EngineUnavailable` where that cannot be, `BadModel` at an adapter that cannot be read."""
+    adapters = read_entries(context.config.adapters)
     ledger = open_ledger(_in_own_folder(context))
     if ledger is None:
-        return router_core(context)
+        return router_core(context, None, adapters)
     if not ledger.same_boot:
         now, timeout = monotonic(), context.config.scheduler.request_timeout
         for entry in ledger.history.entries.values():
             entry.submit = in_this_boot(entry.submit, now, timeout)
-    core = router_core(context, ledger.history)
+    core = router_core(context, ledger.history, adapters)
     core.ledger = ledger
     return core
 
@@ -54,8 +57,10 @@ def _in_own_folder(context: Context) -> Context:
         config=replace(context.config, recovery=replace(recovery, ledger_dir=path)))
 
 
-def router_core(context: Context, prior: LedgerHistory | None = None) -> RouterCore:
-    """The core, without IO; prior: what the ledger has of an earlier one; None: there is none."""
+def router_core(context: Context, prior: LedgerHistory | None = None,
+                adapters: Sequence[AdapterEntry] = ()) -> RouterCore:
+    """The core, without IO; prior: what the ledger has of an earlier one; None: there is none;
+    adapters: those that all replicas are started with."""
     config = context.config
 
     def role_of(index: int, node: str) -> str:
@@ -72,7 +77,8 @@ def router_core(context: Context, prior: LedgerHistory | None = None) -> RouterC
                   runtime.start_timeout, runtime.drain_timeout, context.epoch)
     if cluster.ray_address:
         fleet.listeners.append(RAY_ROLE)
-    return RouterCore(book, assignments, fleet, context.epoch, config.scheduler.max_num_queued_reqs)
+    return RouterCore(book, assignments, fleet, context.epoch, config.scheduler.max_num_queued_reqs,
+                      adapters)
 
 
 def aims_of(config: Config) -> AutoscaleAims:

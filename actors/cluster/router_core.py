@@ -48,8 +48,11 @@ from actorium.actors.cluster.routing.assignments import Assignments
 from actorium.actors.cluster.routing.routing_policy import ReplicaView
 from actorium.actors.cluster.scaling.fleet import Fleet
 from actorium.actors.core import CLIENT, LEDGER, Core, Health, Send
+from actorium.actors.errors import UnknownAdapter
+from actorium.actors.ledger.records import AdapterEntry
 from actorium.actors.messages import (
     AbortRequest,
+    AdapterOrder,
     Flush,
     Hello,
     Open,
@@ -62,6 +65,7 @@ from actorium.actors.messages import (
     Unknown,
 )
 from actorium.actors.runtime.roles import LAUNCHER
+from actorium.actors.scheduler.adapters import shown_entry
 from actorium.actors.scheduler.media_holds import MEDIA
 from actorium.actors.scheduler.request_state import received
 
@@ -82,14 +86,17 @@ SPARE_SIDS = 4096
 class RouterCore(Core):
     """See the module."""
 
-    inbox: Any = (Submit | AbortRequest | ResumeRequest | Hello | Stop | Flush | FromReplica
+    inbox: Any = (Submit | AbortRequest | ResumeRequest | Hello | Stop | Flush | AdapterOrder
+                  | FromReplica
                   | ReplicaEvent | ReplicasKept | SetRequest | PlacementReport)
     client_inbox: Any = ToRouterFront
 
     def __init__(self, book: RequestBook, assignments: Assignments, fleet: Fleet, epoch: int,
-                 max_waiting: int) -> None:
-        """fleet: empty so far; max_waiting: requests that may wait while no replica takes any."""
+                 max_waiting: int, adapters: Sequence[AdapterEntry] = ()) -> None:
+        """fleet: empty so far; max_waiting: requests that may wait while no replica takes any;
+        adapters: those of every replica."""
         self.book, self.assignments, self.fleet = book, assignments, fleet
+        self._adapters = {entry.adapter.name: entry for entry in adapters}
         self._api = ClusterApi(fleet, assignments)
         self._epoch, self._max_waiting = epoch, max_waiting
         self.next_sid = book.next_sid
@@ -279,6 +286,10 @@ class RouterCore(Core):
                 self.assignments.send_all(message)
             elif self.book.media is not None:
                 self.book.media.started()
+        elif isinstance(message, AdapterOrder):  # the tokenizer lets "list" through alone
+            listed = [shown_entry(entry) for entry in self._adapters.values()]
+            self._out.append(Send(DETOKENIZER, Reply(
+                message.call.rid, message.client, msgspec.json.encode({"adapters": listed}))))
         elif isinstance(message, Flush):
             ready = [view for view in self.views if view.ready]
             self._flushes.begin(message, [view.index for view in ready])
@@ -298,6 +309,12 @@ class RouterCore(Core):
             # Not a second entry, which would be lost with what the replica says of it.
             self._on_resume(ResumeRequest(submit.rid, submit.client, True, submit.tenant), now)
             return
+        if (adapter := submit.adapter) is not None:
+            if (entry := self._adapters.get(adapter.name)) is None:
+                self._refuse(submit, UnknownAdapter.code,
+                             f"model: {adapter.name!r} is not served here")
+                return
+            submit = msgspec.structs.replace(submit, adapter=entry.adapter)
         home = None if before is None else self.assignments.home(before, now)
         if home is None and self._draining:
             self._refuse(submit, "unavailable", "the engine is stopping")

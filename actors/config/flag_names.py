@@ -52,6 +52,9 @@ ALIASES: dict[str, tuple[str, ...]] = {
 INVERSES: dict[str, str] = {"cuda-graph": "enforce_eager"}
 """Switches of other tools -> the switch here that means the opposite."""
 
+ELSEWHERE = frozenset(("lora",))
+"""Forms of a switch that are not taken: llama-server's --lora names a file."""
+
 OF_TESTS = frozenset(("force_preempt_every", "force_acceptance", "null_worker", "replica_of",
                       "exact_costs", "upgrade_fault", "engine_of"))
 """Fields whose flags tests and other processes of ours write: taken, and not shown to users."""
@@ -85,7 +88,7 @@ def spellings(field: str, switch: bool, names: Sequence[str] = ()) -> list[tuple
     names = tuple(dict.fromkeys((*flag_names(field), *names)))
     if not switch:
         return [(name, False) for name in names]
-    return [*(form for name in names for form in switch_forms(name)),
+    return [*(form for name in names for form in switch_forms(name) if form[0] not in ELSEWHERE),
             *((name, not off) for inverse, dest in INVERSES.items() if dest == field
               for name, off in switch_forms(inverse))]
 

@@ -10,6 +10,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from actorium.actors.gateway.api import (
+    adapter_routes,
     anthropic_messages,
     batches,
     engine_routes,
@@ -111,7 +112,7 @@ def handlers_of(gateway: GatewayState) -> dict[str, Handler]:
         "apply_template": llama_server.apply_template,
         "props": llama_server.props,
         "slots": llama_server.slots,
-        "lora_adapters": llama_server.lora_adapters,
+        "lora_adapters": adapter_routes.listed,
         "embeddings": llama_server.embeddings,
         "flush_cache": engine_routes.flush_cache,
         "model_info": engine_routes.model_info,
@@ -140,6 +141,10 @@ def handlers_of(gateway: GatewayState) -> dict[str, Handler]:
         "resume_memory": sleep_routes.resume_memory,
         "pause_generation": sleep_routes.pause_generation,
         "continue_generation": sleep_routes.continue_generation,
+        "load_adapter": adapter_routes.load,
+        "unload_adapter": adapter_routes.unload,
+        "sglang_load_adapter": adapter_routes.sglang_load,
+        "sglang_unload_adapter": adapter_routes.sglang_unload,
         "openapi": OpenApi(gateway.settings).serve,
         "probe": engine_routes.probe,
     }

@@ -34,6 +34,8 @@ class ChosenEngine:
         """Of the engine, where the server has several."""
         self._name = ""
         """What the request has called the model."""
+        self.adapter: str | None = None
+        """Name of the LoRA adapter that the request names."""
         self.comment: Callable[[str], Awaitable[None]] | None = None
         """Sends a comment ahead of the events of the answer's stream; None = it has none."""
         self.head_sent = False
@@ -50,15 +52,19 @@ class ChosenEngine:
                             "model", code="model_required")
         return self._engine
 
-    def model(self, body: Any) -> Awaitable[ServedModel]:
-        """Returns the model that a body names; of several, chooses its engine. body: with `model`,
-        and, as far as it has them, `stream`, `timeout` and `keep_alive`. Raises `HttpError` 404 if
-        there is no such model, and as `choose`."""
-        if self._models is None:
-            return self.engine.check_model(body.model)
-        return self._model_of_several(body)
+    async def model(self, body: Any) -> ServedModel:
+        """Returns the model that a body names, and notes its adapter; of several, chooses its
+        engine. body: with `model`, and, as far as it has them, `lora_path`, `stream`, `timeout` and
+        `keep_alive`. Raises `HttpError` 404 if there is no such model, and as `choose`."""
+        name, adapter = body.model, getattr(body, "lora_path", None)
+        if self._models is not None:
+            name = None  # it was that of the engine
+            await self._choose_for(body)
+        model = await self.engine.requested_model(name, adapter)
+        self.adapter = model.adapter
+        return model
 
-    async def _model_of_several(self, body: Any) -> ServedModel:
+    async def _choose_for(self, body: Any) -> None:
         given = getattr(body, "keep_alive", None)
         keep_alive = None if given is None else checked_keep_alive(given)
         timeout = getattr(body, "timeout", None)
@@ -66,7 +72,6 @@ class ChosenEngine:
             raise bad_field("timeout", f"must not be negative, got {timeout:g}")
         await self.choose(body.model or "", keep_alive if self._sets_keep_alive else None,
                           timeout, getattr(body, "stream", False))
-        return await self.engine.served_model()
 
     async def choose(self, name: str, keep_alive: float | None = None, wait: float | None = None,
                      stream: bool = False) -> None:

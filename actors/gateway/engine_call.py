@@ -287,6 +287,8 @@ class EngineCall:
         if self._batch_seconds is not None:
             seconds = self._batch_seconds if request.timeout is None else request.timeout
             request = msgspec.structs.replace(request, priority=BACKGROUND, timeout=seconds)
+        if self.chosen.adapter is not None and request.adapter is None:
+            request = msgspec.structs.replace(request, adapter=self.chosen.adapter)
         again = bool(self.key) or self.position is not None or self.taken_over
         resumable = Resumable(rid=rid, seconds=grace, adopt=again,
                               must_exist=self.position is not None, created=self.created)

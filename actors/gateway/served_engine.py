@@ -10,10 +10,11 @@ from pathlib import Path
 from time import monotonic
 
 from actorium.actors.client.async_client import AsyncClient
+from actorium.actors.config.adapter_settings import adapter_name_fault
 from actorium.actors.config.reasoning_formats import NONE
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import ActoriumError
-from actorium.actors.gateway.http.http_errors import SERVER, HttpError
+from actorium.actors.gateway.http.http_errors import SERVER, HttpError, bad_field
 from actorium.actors.gateway.served_model import ServedModel, TokenTexts
 from actorium.actors.health import SLEEPING, WAKING, WORKING_PHASES, activity_of, not_at_work
 from actorium.actors.messages import Status
@@ -64,6 +65,27 @@ class ServedEngine:
             raise HttpError(404, f"model: {str(name)[:200]!r} is not served here; "
                             f"{model.name!r} is", "model", code="model_not_found")
         return model
+
+    async def requested_model(self, name: str | None,
+                              adapter: str | list[str | None] | None) -> ServedModel:
+        """Returns the model of a request that generates. name: what it calls the model, which may
+        be an adapter (of that name, or behind the model's as `model:adapter`); adapter: what it
+        names beside, for all of its prompts or for each. Whether there is such an adapter, the
+        engine says. Raises `HttpError`."""
+        if not self.config.adapters.enable_lora:
+            if adapter:
+                raise bad_field("lora_path", "this engine serves no LoRA adapters: start it with "
+                                "--enable-lora")
+            return await self.check_model(name)
+        model = await self.served_model()
+        if not adapter and name and not model.names.known(name):
+            before, _, behind = name.rpartition(":")
+            adapter = behind if before and model.names.known(before) else name
+        if not adapter or isinstance(adapter, list):
+            return model
+        if fault := adapter_name_fault(adapter):
+            raise bad_field("lora_path" if adapter != name else "model", fault)
+        return model.with_adapter(adapter)
 
     def give_up(self, reason: str) -> None:
         """The engine has ended and is not started again: all that waits for it fails."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from pathlib import PurePath
 from typing import Any
 
@@ -62,6 +63,14 @@ class ServedModel:
         """What `/v1/models` shows of its files; empty until they are read."""
         self.thought_end: list[int] = []
         """Token ids of the mark that ends reasoning; none where the model does not reason."""
+        self.adapter: str | None = None
+        """The LoRA adapter that a request names as its model."""
+
+    def with_adapter(self, name: str) -> ServedModel:
+        """Returns the model as a request sees it that names an adapter."""
+        other = copy.copy(self)
+        other.name = other.adapter = name
+        return other
 
 
 class TokenTexts:

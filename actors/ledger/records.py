@@ -17,15 +17,17 @@ from actorium.actors.ledger.segments import BREAK, LedgerRecord
 from actorium.actors.messages import (
     Column,
     Count,
+    NamedAdapter,
     RowLogprobs,
     SequenceEvent,
+    Short,
     Sid,
     StepNo,
     Submit,
     TokenBatch,
 )
 
-META, ADMISSION, BATCH, OUTPUT, COUNTS, ACTIVITY = 1, 2, 3, 4, 5, 6
+META, ADMISSION, BATCH, OUTPUT, COUNTS, ACTIVITY, ADAPTERS = 1, 2, 3, 4, 5, 6, 7
 """Kinds of records."""
 
 
@@ -105,6 +107,24 @@ class ActivityRecord(Struct, frozen=True, array_like=True):
     """The sleep is reached."""
 
 
+class AdapterEntry(Struct, frozen=True, array_like=True):
+    """What an adapter's name stands for."""
+
+    adapter: NamedAdapter
+    rank: Count = 0
+    base: Short = ""
+    """Name of the model that it was trained on; "" = not said."""
+
+
+class AdaptersRecord(Struct, frozen=True, array_like=True):
+    """All adapters that have names, from here on."""
+
+    entries: list[AdapterEntry]
+    orders: list[tuple[bytes, str]] = []
+    """(client, rid) of the last orders that were carried out: a client that has lost the answer
+    repeats its order."""
+
+
 class OutputRecord(Struct, frozen=True, array_like=True):
     """Everything that a sequence has emitted, in one record: compaction replaces its batches by it.
     """
@@ -173,6 +193,8 @@ class LedgerHistory:
         self.boots: set[str] = set()
         """Boots of all segments read."""
         self.activity = ActivityRecord()
+        self.adapters: AdaptersRecord | None = None
+        """None = nothing is recorded of any."""
         self.unreadable = 0
         """Records that are whole but mean nothing to this version."""
         self.counts: dict[str, float] = {}
@@ -212,7 +234,7 @@ class LedgerHistory:
         self.apply(_DECODE[kind](payload))
 
     def apply(self, message: LedgerMeta | AdmissionRecord | OutputRecord | TokenBatch
-              | CountsRecord | ActivityRecord) -> None:
+              | CountsRecord | ActivityRecord | AdaptersRecord) -> None:
         """Apply a record's message."""
         if isinstance(message, LedgerMeta):
             self.meta = message
@@ -226,6 +248,8 @@ class LedgerHistory:
             self._on_counts(message)
         elif isinstance(message, ActivityRecord):
             self.activity = message
+        elif isinstance(message, AdaptersRecord):
+            self.adapters = message
         else:
             self._on_batch(message)
 
@@ -395,4 +419,4 @@ _DECODE: dict[int, Any] = {
     kind: msgspec.msgpack.Decoder(type_).decode
     for kind, type_ in ((META, LedgerMeta), (ADMISSION, AdmissionRecord), (BATCH, TokenBatch),
                         (OUTPUT, OutputRecord), (COUNTS, CountsRecord),
-                        (ACTIVITY, ActivityRecord))}
+                        (ACTIVITY, ActivityRecord), (ADAPTERS, AdaptersRecord))}

@@ -199,7 +199,7 @@ class _Scales:
         table = config.get(field) or {}
         if not isinstance(table, dict):
             raise _bad(self._path, f"{field}: must be an object, got {shown(table)}")
-        entries = {}
+        entries: dict[tuple[bool, str], tuple[int, float]] = {}
         for position, key in enumerate(table):
             name = key.removeprefix("^").removesuffix("$").replace("\\.", ".")
             if not _PATTERN.fullmatch(name):

@@ -77,11 +77,12 @@ class Recorder:
     def _initial_state(self, ledger: Ledger | None) -> InitialState | None:
         """Records what the core found in its ledger."""
         if ledger is None or not (ledger.history.entries or ledger.history.next_sid > 1
-                                  or ledger.history.activity != ActivityRecord()):
+                                  or ledger.history.activity != ActivityRecord()
+                                  or ledger.history.adapters is not None):
             return None
         requests = [self._recorded(entry) for entry in ledger.history.entries.values()]
         return InitialState(requests, ledger.history.next_sid, ledger.same_boot, monotonic(),
-                            ledger.history.activity)
+                            ledger.history.activity, ledger.history.adapters)
 
     def _recorded(self, entry: LedgerEntry) -> RequestRecord:
         prompt, submit, redactor = entry.submit.prompt, entry.submit, self._redactor

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from actorium.actors.errors import ActoriumError
-from actorium.actors.ledger.records import ActivityRecord, RequestRecord
+from actorium.actors.ledger.records import ActivityRecord, AdaptersRecord, RequestRecord
 from actorium.actors.messages import ToScheduler
 
 VERSION = 3
@@ -38,6 +38,7 @@ class InitialState(Struct, frozen=True, array_like=True):
     same_boot: bool
     now: float
     activity: ActivityRecord = ActivityRecord()
+    adapters: AdaptersRecord | None = None
 
 
 class RecordingHeader(Struct, frozen=True, array_like=True):

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from actorium.actors.health import HISTOGRAM_MARK as MARK
 
 SUM = "sum"
+RUNNING_WITH, WAITING_FOR = "adapter_running", "adapter_waiting"
+"""Sequences by the name of their adapter, which stands behind a `MARK`."""
 HTTP_REQUESTS = "http_seconds"
 """The gateways' histogram; the others are the scheduler's."""
 HTTP_SECONDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0,

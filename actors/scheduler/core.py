@@ -22,9 +22,17 @@ import msgspec
 from actorium.actors.core import Context, Core, Health, Send
 from actorium.actors.errors import Quarantined
 from actorium.actors.health import WAKING
-from actorium.actors.ledger.records import ACTIVITY, COUNTS, ActivityRecord, make_record
+from actorium.actors.ledger.records import (
+    ACTIVITY,
+    ADAPTERS,
+    COUNTS,
+    ActivityRecord,
+    make_record,
+)
 from actorium.actors.messages import (
     AbortRequest,
+    AdapterAnswer,
+    AdapterOrder,
     ControlRequest,
     Flush,
     Hello,
@@ -41,6 +49,7 @@ from actorium.actors.messages import (
 )
 from actorium.actors.runtime.inflight_journal import InflightJournal
 from actorium.actors.runtime.roles import TRACER_ROLE, WORKER
+from actorium.actors.scheduler.adapters import AdapterTable
 from actorium.actors.scheduler.cache.host_tier import HostTier
 from actorium.actors.scheduler.media_holds import MEDIA
 from actorium.actors.scheduler.outgoing import DETOKENIZER
@@ -49,7 +58,7 @@ from actorium.actors.scheduler.recovery.recovery_log import PriorRun, restore_re
 from actorium.actors.scheduler.recovery.suspects import SuspectTrials
 from actorium.actors.scheduler.request_lifecycle import RequestLifecycle
 from actorium.actors.scheduler.request_state import PlanRecord, Rejection, RequestState
-from actorium.actors.scheduler.sleep import SleepControl
+from actorium.actors.scheduler.sleep import ASLEEP, UNLOADING, SleepControl
 from actorium.actors.scheduler.step_results import apply_media, apply_result
 from actorium.actors.scheduler.worker_capacity import WorkerGroup
 from actorium.actors.structured.structured_output import Load, no_vocabulary
@@ -95,6 +104,11 @@ class SchedulerCore(Core):
                                   self._config.sleep_after, self._config.sleep_level,
                                   activity or ActivityRecord())
         self.outgoing.to_worker(Reset(self._epoch))
+        if config.adapters.enable_lora:
+            self.state.adapters = AdapterTable(
+                config.adapters, self._ranks, context.epoch,
+                self._config.schedule_policy != "priority",
+                prior.history.adapters if prior is not None and context.epoch > 1 else None)
         self._audited = 0
         """The step of the last audit."""
         self._restored = False
@@ -146,6 +160,8 @@ class SchedulerCore(Core):
         elif isinstance(message, PageAnswer):
             if (tier := self.state.tier or self.sleep.tier) is not None:
                 tier.answered(message)
+        elif isinstance(message, AdapterAnswer | AdapterOrder):
+            self.requests.on_adapters(message, self.sleep.stage in (UNLOADING, ASLEEP))
         elif isinstance(message, ResumeRequest):
             with self._guard.of_key(message.client, message.rid):
                 self.outgoing.answer_resume(self.state, message, now)
@@ -157,6 +173,7 @@ class SchedulerCore(Core):
         requests = self.requests
         requests.end_overdue(now)
         self.sleep.step(bool(self._unresolved), now)
+        requests.step_adapters()
         self.outgoing.report_again(self.state)
         if self._guard.failed:
             requests.end_failed()
@@ -236,6 +253,8 @@ class SchedulerCore(Core):
         state.reset_for_worker(ready)
         if ready.host_pages:
             state.tier = HostTier(state.kv_cache, ready, self._epoch, self._ranks, self.sleep.tier)
+        if state.adapters is not None:
+            state.adapters.on_worker(ready.adapters)
         self.sleep.on_worker()
         self._planner.reset(ready)
         requests.worker = ready
@@ -300,6 +319,8 @@ class SchedulerCore(Core):
         be forgotten, one request after the other, each as it is when it is asked for."""
         yield [make_record(COUNTS, self.requests.metrics.snapshot(self.state)),
                *(make_record(ACTIVITY, record) for record in self.sleep.records())]
+        if self.state.adapters is not None:
+            yield [make_record(ADAPTERS, self.state.adapters.record())]
         yield from self.requests.history.all_records(self.state)
 
     def on_ledger_full(self, why: str, now: float) -> None:
@@ -365,8 +386,9 @@ class SchedulerCore(Core):
                   "ledger_not_durable": self._not_durable, **self._totals,
                   **self._trials.gauges(state), **requests.history.gauges(),
                   **self.masks.gauges(), **self._planner.gauges(),
+                  **(state.adapters.gauges() if state.adapters is not None else {}),
                   **requests.metrics.gauges(state, phase != "stepping", self.ledger)}
-        budget = self._start_budget if requests.worker is None else STEP_BUDGET_S
+        budget = self._start_budget if phase == "starting" else STEP_BUDGET_S
         return Health(phase, state.step, budget, {k: float(v) for k, v in gauges.items()},
                       self._health_detail)
 
@@ -375,9 +397,11 @@ class SchedulerCore(Core):
             return "draining"
         if (phase := self.sleep.phase) and not self.outgoing.blocked:
             return phase
-        if self.requests.worker is None:
+        adapters = self.state.adapters
+        if self.requests.worker is None or (adapters is not None and adapters.starting):
             return "starting"
-        if self.outgoing.blocked:
+        waits = adapters is not None and adapters.reading and not self.state.table.num_running
+        if self.outgoing.blocked or waits:
             return "idle"
         if self.state.requests or self._unresolved:
             return "stepping"

@@ -68,7 +68,9 @@ class Planner:
             # Prompts hold each other's pages: only the windows of a very small pool get here.
             self._make_room()
         if not (draft.extends or draft.admits or len(rows.slots)
-                or (state.tier is not None and state.tier.due)):
+                or (state.tier is not None and state.tier.due)
+                or (state.adapters is not None and state.adapters.leaving
+                    and state.slots_to_release)):
             return None
         state.table.plan_decode(rows)
         return self._assemble(step, rows, draft)

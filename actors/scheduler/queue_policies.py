@@ -3,9 +3,9 @@ have a deadline.
 
 Policies are first come, first served, lpm, priority, and fair. Each is a key by which the waiting
 sequences are sorted, the smallest first, and sees one sequence of each class (a class is a
-priority, or a tenant), so that a long queue costs nothing; lpm has one class and sees its first
-`LOOKED_AT`. Background sequences are a class of their own, which under every policy comes after all
-others. No clock is read.
+priority, or a tenant; and of these those with one adapter), so that a long queue costs nothing; lpm
+sees the first `LOOKED_AT` of each. Background sequences are classes of their own, which under every
+policy come after all others. No clock is read.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from types import MappingProxyType
+from typing import TypeAlias
 
 from actorium.actors.config.retention import IDLE_TENANTS
 from actorium.actors.messages import BACKGROUND
@@ -25,6 +26,8 @@ PATIENCE = 64
 """Under lpm: how often a sequence may be passed over before it goes first."""
 LOOKED_AT = 32
 """Waiting sequences whose cached prefixes lpm compares."""
+ClassName: TypeAlias = tuple[int | str, bytes]
+"""(priority, tenant or 0, digest of the adapter)"""
 
 
 # --- keys -----------------------------------------------------------------------------------------
@@ -68,7 +71,7 @@ class WaitingQueue:
         self.policy = policy
         self.fair = VirtualTokenCounter(weights or {}) if policy == "fair" else None
         """What tenants are charged for; None = they are not."""
-        self._classes: dict[int | str, WaitingClass] = {}
+        self._classes: dict[ClassName, WaitingClass] = {}
         self._count = 0
         self.requests = 0
         """Requests with at least one sequence here."""
@@ -78,18 +81,21 @@ class WaitingQueue:
     def __len__(self) -> int:
         return self._count
 
-    def choose(self, cached: Callable[[SequenceState], int]) -> SequenceState | None:
-        """Returns the sequence to admit next; None if none waits. cached: its tokens in the prefix
-        cache."""
-        if not self._count:
-            return None
-        if not self.foreground:
-            return self._classes[BACKGROUND].first
-        if self.policy == "fcfs":
-            return self._classes[0].first
+    def choose(self, cached: Callable[[SequenceState], int],
+               blocked: Callable[[bytes], bool] | None = None) -> SequenceState | None:
+        """Returns the sequence to admit next; None if none may be. cached: its tokens in the prefix
+        cache; blocked: whether an adapter keeps its sequences waiting, None = none does."""
+        classes = self._classes if blocked is None else {
+            name: waiting for name, waiting in self._classes.items() if not blocked(name[1])}
+        several = [waiting for name, waiting in classes.items() if name[0] != BACKGROUND]
+        if not several:
+            return min((waiting.first for waiting in classes.values()), key=fcfs_key, default=None)
         if self.policy == "lpm":
-            return min(self._classes[0].head(LOOKED_AT), key=lambda s: lpm_key(s, cached(s)))
-        firsts = [waiting.first for name, waiting in self._classes.items() if name != BACKGROUND]
+            return min((s for waiting in several for s in waiting.head(LOOKED_AT)),
+                       key=lambda s: lpm_key(s, cached(s)))
+        firsts = [waiting.first for waiting in several]
+        if self.policy == "fcfs":
+            return min(firsts, key=fcfs_key)
         if self.fair is None:
             return min(firsts, key=priority_key)
         served = self.fair.served
@@ -98,7 +104,7 @@ class WaitingQueue:
     @property
     def foreground(self) -> bool:
         """A sequence waits that is not a background one."""
-        return len(self._classes) > (BACKGROUND in self._classes)
+        return any(name != BACKGROUND for name, _ in self._classes)
 
     def has_fair_share_left(self, tenant: str, places: int) -> bool:
         """Returns whether a tenant may join although `places` requests wait already: under the fair
@@ -117,8 +123,9 @@ class WaitingQueue:
     def admit(self, sequence: SequenceState) -> None:
         """Removes a sequence that gets a slot."""
         if self.policy == "lpm" and not sequence.background:
-            for other in self._classes[0].head(LOOKED_AT):
-                other.passed += other.sid < sequence.sid
+            for (name, _), waiting in self._classes.items():
+                for other in waiting.head(LOOKED_AT) if name != BACKGROUND else ():
+                    other.passed += other.sid < sequence.sid
         self._leave(sequence)
         if self.fair is not None:
             self.fair.admit(sequence.tenant)
@@ -133,10 +140,10 @@ class WaitingQueue:
         if self.fair is not None:
             self.fair.leave(sequence.tenant, running)
 
-    def _class(self, sequence: SequenceState) -> int | str:
+    def _class(self, sequence: SequenceState) -> ClassName:
         if self.policy == "priority" or sequence.background:
-            return sequence.priority
-        return sequence.tenant if self.policy == "fair" else 0
+            return sequence.priority, sequence.adapter
+        return sequence.tenant if self.policy == "fair" else 0, sequence.adapter
 
     def _leave(self, sequence: SequenceState) -> None:
         name = self._class(sequence)

@@ -9,9 +9,11 @@ from collections.abc import Iterable
 import msgspec
 
 from actorium.actors.core import Context
-from actorium.actors.errors import ActoriumError
+from actorium.actors.errors import ActoriumError, BadModel, UnknownAdapter
 from actorium.actors.messages import (
     AbortRequest,
+    AdapterAnswer,
+    AdapterOrder,
     Open,
     Ready,
     SequenceEvent,
@@ -42,6 +44,8 @@ from actorium.actors.scheduler.worker_capacity import check_request, max_sequenc
 from actorium.actors.structured.structured_output import Load, StructuredOutputManager
 
 LOG = logging.getLogger("actorium.scheduler")
+NO_ADAPTERS = Rejection("invalid_request", "adapter: this engine serves no LoRA adapters: start it "
+                        "with --enable-lora")
 
 
 class RequestLifecycle:
@@ -84,7 +88,11 @@ class RequestLifecycle:
             self._accept(submit, now)
 
     def _accept(self, submit: Submit, now: float) -> None:
-        request = new_request_state(received(submit, now), self.next_sid)
+        submit = received(submit, now)
+        if submit.adapter is not None and self.state.adapters is not None:
+            submit = msgspec.structs.replace(
+                submit, adapter=self.state.adapters.bound(submit.adapter))
+        request = new_request_state(submit, self.next_sid)
         rejection = self._check(request, now) or self.masks.add_request(request)
         if rejection is not None:
             self.refuse(request.key, rejection)
@@ -104,6 +112,9 @@ class RequestLifecycle:
         if not submit.prompt or len(submit.prompt) % 4:
             return Rejection("invalid_request",
                              f"prompt: {len(submit.prompt)} bytes are no tokens (4 bytes each)")
+        if submit.adapter is not None and not submit.adapter.digest:
+            return NO_ADAPTERS if state.adapters is None else Rejection(
+                UnknownAdapter.code, f"model: {submit.adapter.name!r} is not served here")
         if self.draining:
             return Rejection("unavailable", "the engine is stopping")
         full = state.queue.requests >= most + state.table.num_free
@@ -171,6 +182,9 @@ class RequestLifecycle:
             if (refusal := self.guard.refusal_for(*request.key)) is not None:
                 self.fail_request(request, refusal)
                 continue
+            if request.submit.adapter is not None and self.state.adapters is None:
+                self.fail_request(request, NO_ADAPTERS)
+                continue
             with self.guard.of(request):
                 if (rejection := self.masks.add_request(request)) is not None:
                     self.fail_request(request, rejection)
@@ -232,6 +246,34 @@ class RequestLifecycle:
     def end_failed(self) -> None:
         """Ends the requests on which work has raised."""
         self.guard.end_failed(self.state.requests, self.state.audit, self.fail_request, self.refuse)
+
+    # --- adapters --------------------------------------------------------------------------------
+
+    def on_adapters(self, message: AdapterAnswer | AdapterOrder, asleep: bool) -> None:
+        """Handles what is about adapters. Requests with one that the worker cannot serve end."""
+        if (adapters := self.state.adapters) is None:
+            return  # the tokenizer has refused the order
+        if isinstance(message, AdapterOrder):
+            adapters.on_order(message, asleep)
+        elif why := adapters.on_answer(message):
+            digest, error = why
+            for request in list(self.state.requests.values()):
+                adapter = request.submit.adapter
+                if adapter is not None and adapter.digest == digest:
+                    self.fail_request(request, Rejection(
+                        BadModel.code, f"adapter: {adapter.name!r}: {error}"))
+
+    def step_adapters(self) -> None:
+        """Has the worker read adapters and forget them, before the plans that need it."""
+        if (adapters := self.state.adapters) is None:
+            return
+        adapters.step()
+        for order in adapters.pop_orders(not self.state.slots_to_release):
+            self.outgoing.to_worker(order)
+        record, replies = adapters.pop_replies()
+        if record is not None:
+            self.history.adapters(record)
+        self.outgoing.to_detokenizer(replies)
 
     # --- reports ---------------------------------------------------------------------------------
 

@@ -36,9 +36,11 @@ def request_name(client: bytes, rid: str) -> bytes:
 
 
 def salt_of(submit: Submit) -> str:
-    """Returns what prefixes are shared within: a tenant, or within that a salt (a tenant's name has
-    no zero byte)."""
-    return f"{submit.tenant}\0{submit.cache_salt}" if submit.cache_salt else submit.tenant
+    """Returns what prefixes are shared within: a tenant, or within that a salt; apart for each
+    adapter (a tenant's name has no byte below a space)."""
+    adapter = "" if submit.adapter is None else f"\1{submit.adapter.digest.hex()}"
+    salt = f"\0{submit.cache_salt}" if submit.cache_salt else ""
+    return f"{adapter}{submit.tenant}{salt}"
 
 
 def choice_seed(seed: int, index: int) -> int:
@@ -126,6 +128,12 @@ class SequenceState:
     @property
     def salt(self) -> str:
         return salt_of(self.request.submit)
+
+    @property
+    def adapter(self) -> bytes:
+        """Digest of its adapter; empty = it has none."""
+        adapter = self.request.submit.adapter
+        return b"" if adapter is None else adapter.digest
 
     @property
     def priority(self) -> int:

@@ -1,9 +1,9 @@
 """The scheduler actor: the core with its ledger and journal, and what a process has around it.
 
 Every message and every wake goes through the same steps, in this order: a replica's link to its
-router turns orders into messages; a request whose grammar is not compiled waits; the flight
-recorder writes down what the core is about to get; the core. What comes out goes back through the
-link.
+router turns orders into messages; a request whose grammar is not compiled waits, and so does an
+order whose adapter is not read; the flight recorder writes down what the core is about to get; the
+core. What comes out goes back through the link.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from actorium.actors.config.cluster_settings import replica_of
 from actorium.actors.core import Context, CoreObserver, Health, Send
 from actorium.actors.errors import ActoriumError
 from actorium.actors.ledger.committer import open_ledger
-from actorium.actors.messages import AbortRequest, Ready, Submit
+from actorium.actors.messages import AbortRequest, AdapterOrder, Ready, Submit
 from actorium.actors.recorder.recorder import open_recorder
 from actorium.actors.runtime.inflight_journal import InflightJournal, open_journal
 from actorium.actors.runtime.offload import Offload, OffloadJob
+from actorium.actors.scheduler.adapter_reader import AdapterReader
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.recovery.recovery_log import PriorRun
 from actorium.actors.scheduler.recovery.request_faults import grammar_name
@@ -62,6 +63,7 @@ class SchedulerActor(CoreObserver):
         self.recorder = open_recorder(core, context)
         self.compiler = GrammarCompiler(core.masks, core.journal,
                                         config.scheduler.max_num_queued_reqs)
+        self.reader = AdapterReader(config.adapters, core.state.adapters)
         replica = replica_of(config.cluster)
         self.link = None if replica is None else ReplicaLink(core, replica, context)
         if self.link is not None:
@@ -75,6 +77,8 @@ class SchedulerActor(CoreObserver):
             if message is None:
                 return
         if isinstance(message, Submit) and self.compiler.takes(message):
+            return
+        if isinstance(message, AdapterOrder) and self.reader.takes(message):
             return
         if isinstance(message, AbortRequest):
             self.compiler.cancel(message)
@@ -96,8 +100,8 @@ class SchedulerActor(CoreObserver):
     # --- a wake ---
 
     def on_wake(self, now: float) -> Sequence[Send]:
-        for submit in self.compiler.pop_ready():
-            self._deliver(submit, now)
+        for message in (*self.compiler.pop_ready(), *self.reader.pop_ready()):
+            self._deliver(message, now)
         if self.recorder is None:
             sends = self._core.on_wake(now)
         else:
@@ -118,6 +122,7 @@ class SchedulerActor(CoreObserver):
 
     def on_start(self, post: Post) -> None:
         self.compiler.on_start(post)
+        self.reader.on_start(post)
 
     def drain(self, now: float) -> None:
         self._call("drain", now)

@@ -32,6 +32,7 @@ import numpy as np
 
 from actorium.actors.config.tree import MemoryConfig, SchedulerConfig
 from actorium.actors.messages import Admit, PageGroup, Ready
+from actorium.actors.scheduler.adapters import AdapterTable
 from actorium.actors.scheduler.admission import AdmissionRoom
 from actorium.actors.scheduler.cache.host_tier import HostTier
 from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
@@ -76,6 +77,8 @@ class SchedulerState:
         """Prompt tokens admitted for the first time, and those of them found in the cache."""
         self.newly_marked: set[SequenceState] = set()
         """Sequences that were admitted or preempted since the last counts."""
+        self.adapters: AdapterTable | None = None
+        """None = the engine serves no LoRA adapters."""
         self.guard = guard
         self._on_finished = on_finished
         self.keep_history = False
@@ -121,6 +124,8 @@ class SchedulerState:
         for sequence in request.live.values():
             self.sequences[sequence.sid] = sequence
             self.queue.push(sequence)
+            if self.adapters is not None:
+                self.adapters.arrived(sequence)
             if self.tier is not None:
                 self.tier.arrived(sequence.sid, partial(self._key, sequence))
 
@@ -144,6 +149,8 @@ class SchedulerState:
             self.queue.remove(sequence)
             if self.tier is not None:
                 self.tier.forget(sequence.sid)
+        if self.adapters is not None:
+            self.adapters.ended(sequence)
         request = sequence.request
         del self.sequences[sequence.sid], request.live[sequence.sid]
         if not request.live:
@@ -174,6 +181,8 @@ class SchedulerState:
         if computed < sequence.total:
             self.prefilling.remove(sequence)
         pages = self.table.remove(sequence)
+        if self.adapters is not None:
+            self.adapters.vacated(sequence)
         if computed >= sequence.total:
             # The last token's K and V are only written by the decode that follows it.
             computed = max(computed, sequence.prompt_len + len(sequence.emitted) - 1)
@@ -264,12 +273,16 @@ class SchedulerState:
         begun."""
         if self.admits == NONE:
             return None
+        adapters = self.adapters
         if self.trial is None and self.admits == ALL:
-            return self.queue.choose(self._cached_tokens)
+            return self.queue.choose(self._cached_tokens,
+                                     None if adapters is None else adapters.blocked)
         sids = sorted(self.sequences if self.trial is None else self.trial)
         known = (self.sequences.get(sid) for sid in sids)
         return next((s for s in known if s is not None and not s.slot
-                     and (self.admits == ALL or s.request.begun)), None)
+                     and (self.admits == ALL or s.request.begun)
+                     and not (adapters is not None
+                              and adapters.blocked(s.adapter, in_turn=False))), None)
 
     @property
     def background_running(self) -> int:
@@ -318,11 +331,12 @@ class SchedulerState:
             self._first_admission(sequence, cached)
         tokens = tokens_of(sequence)
         self.table.add(sequence, pages)
+        adapter = 0 if self.adapters is None else self.adapters.admitted(sequence)
         self.prefilling.append(sequence)
         return Admit(slot=sequence.slot, tokens=tokens, prompt_len=sequence.prompt_len,
                      cached_len=cached, pages=np.concatenate(pages).tobytes(),
                      params=sequence.request.params, seed=sequence.seed, checkpoint=checkpoint,
-                     media=sequence.request.submit.media)
+                     media=sequence.request.submit.media, adapter=adapter)
 
     def _first_admission(self, sequence: SequenceState, cached: int) -> None:
         if not sequence.counted:
@@ -380,6 +394,11 @@ class SchedulerState:
         if running + len(self.queue) != len(self.sequences):
             raise AccountingError(f"{len(self.sequences)} sequences, but {running} running "
                                   f"and {len(self.queue)} waiting")
+        if self.adapters is not None:
+            with_adapters = Counter(sequence.adapter for sequence in self.table.sequences
+                                    if sequence is not None and sequence.adapter)
+            if wrong := self.adapters.audit(with_adapters):
+                raise AccountingError(wrong)
 
     def _holders(self) -> Iterator[tuple[int, list[Ints]]]:
         if self.tier is not None:

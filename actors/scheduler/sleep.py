@@ -238,6 +238,8 @@ class SleepControl:
         self.tier = state.tier
         self._requests.worker = None
         self._requests.masks.reset()
+        if state.adapters is not None:
+            state.adapters.on_no_worker()
         self._group.clear()
         state.reset_pools(SlotTable(1, 1), [PageGroup(1)], 1)
         if self._wanted.level == 1:

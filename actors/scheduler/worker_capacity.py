@@ -11,11 +11,12 @@ from msgspec.structs import replace
 
 from actorium.actors.errors import BadModel
 from actorium.actors.messages import PageGroup, Ready
+from actorium.actors.scheduler.adapters import SERVES_NONE
 from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
 from actorium.actors.scheduler.request_state import Rejection, RequestState
 
 SAME = ("page_size", "slots", "max_model_len", "vocab_size", "recurrent", "drafts", "host_parts",
-        "disk")
+        "disk", "adapters")
 """Fields of `Ready` in which ranks that serve one model do not differ."""
 
 
@@ -69,6 +70,8 @@ def check_request(request: RequestState, worker: Ready, kv_cache: KVCacheManager
     if request.submit.deterministic and worker.inexact:
         return Rejection("invalid_request", "deterministic: this engine cannot keep it: "
                          f"{worker.inexact}")
+    if request.submit.adapter is not None and not worker.adapters:
+        return Rejection("invalid_request", f"adapter: {SERVES_NONE}")
     length, window = len(request.prompt), 1 + worker.drafts
     capacity = kv_cache.capacity(window)
     if length + 1 > worker.max_model_len:

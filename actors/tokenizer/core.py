@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from actorium.actors.config.adapter_settings import adapter_name_fault
 from actorium.actors.config.cluster_settings import clustered
 from actorium.actors.config.retention import KNOWN_REQUESTS
 from actorium.actors.config.tree import Config
@@ -24,6 +25,8 @@ from actorium.actors.messages import (
     Abort,
     AbortRequest,
     Accepted,
+    AdapterCall,
+    AdapterOrder,
     Control,
     ControlRequest,
     Detokenize,
@@ -33,6 +36,7 @@ from actorium.actors.messages import (
     Generate,
     Info,
     Message,
+    NamedAdapter,
     Rejected,
     Resume,
     ResumeRequest,
@@ -43,6 +47,7 @@ from actorium.actors.messages import (
     ToTokenizerFront,
     TraceContext,
 )
+from actorium.actors.models.model_dir import served_name
 from actorium.actors.params import Structured, for_choices
 from actorium.actors.runtime.inflight_journal import InflightJournal, open_journal
 from actorium.actors.runtime.offload import THREADS, Offload
@@ -118,7 +123,7 @@ class TokenizerCore(Core):
         entry = PendingMessage(client, message, now)
         if isinstance(message, Abort | Resume) or (
                 self._model is not None
-                and isinstance(message, ServerInfo | FlushCache | Control)):
+                and isinstance(message, ServerInfo | FlushCache | Control | AdapterCall)):
             self._answer(entry)
         elif (full := self._queue.add(entry)) is not None and entry.key not in self._known:
             self._reject(client, message.rid, full)  # else it is sent again, as if this got lost
@@ -232,12 +237,18 @@ class TokenizerCore(Core):
         elif isinstance(message, Control):
             check_control(message, self._config)
             self._out.append(Send("scheduler", ControlRequest(client, message)))
+        elif isinstance(message, AdapterCall):
+            check_adapter_call(message, self._config)
+            self._out.append(Send("scheduler", AdapterOrder(client, message)))
 
     def _checked(self, entry: PendingMessage) -> PendingMessage:
         """Checks a request's parameters against the model, once. Raises `InvalidRequest`."""
         message, model = entry.message, self._model
         if entry.checked or not isinstance(message, Generate) or model is None:
             return entry
+        if message.adapter and not self._config.adapters.enable_lora:
+            raise InvalidRequest("adapter: this engine serves no LoRA adapters: start it with "
+                                 "--enable-lora", "adapter")
         if not self._just_submitted(entry):
             defaults.check_params(message.params, model.facts)
         return entry._replace(checked=True)
@@ -348,7 +359,8 @@ class TokenizerCore(Core):
             priority=message.priority, grammar=grammar, resume_seconds=message.resume_seconds,
             rules=defaults.token_rules(message.params, model, thought_rule(
                 message, ids, resolved.max_tokens, model)), cache_salt=message.cache_salt,
-            media=prompt.media, created=message.created, trace=self._trace(entry))))
+            media=prompt.media, created=message.created, trace=self._trace(entry),
+            adapter=NamedAdapter(message.adapter) if message.adapter else None)))
         self._remember(key, len(ids), now)
         self._reply(client, Accepted(message.rid, len(ids)))
 
@@ -377,6 +389,23 @@ def check_control(control: Control, config: Config) -> None:
     if control.order == "sleep" and control.level == 2 and not config.recovery.restart:
         raise InvalidRequest("level: 2 ends the worker's process, and an engine with --no-restart "
                              "starts none again; use 1", "level")
+
+
+def check_adapter_call(call: AdapterCall, config: Config) -> None:
+    """Raises `InvalidRequest` where an engine cannot do what is ordered."""
+    if not config.adapters.enable_lora:
+        raise InvalidRequest("this engine serves no LoRA adapters: start it with --enable-lora")
+    if call.order == "list":
+        return
+    if clustered(config.cluster):
+        raise InvalidRequest(f"{call.order}: replicas have the adapters that they are started with "
+                             "(--lora-modules)")
+    if fault := adapter_name_fault(call.name):
+        raise InvalidRequest(f"lora_name: {fault}", "lora_name")
+    if call.order == "load" and not call.path.startswith("/"):
+        raise InvalidRequest("lora_path: must be an absolute path", "lora_path")
+    if call.name in (*config.model.served_model_name, served_name(config)):
+        raise InvalidRequest(f"lora_name: {call.name!r} is the model itself", "lora_name")
 
 
 def _structured(message: Any) -> Structured | None:

@@ -162,11 +162,24 @@ def _vllm_special(facts: MetricsInput, common: dict[str, str]) -> Iterator[Metri
     yield _family("vllm:admission_rejections", COUNTER, "Requests refused by a limit of the queue.",
                   [(common | {"reason": "max_num_queued_reqs"},
                     gauges.get("rejected_queue_full", 0.0))])
+    if facts.config.adapters.enable_lora:
+        yield _adapters_in_use(facts, gauges, common)
     positions = sorted(int(name.removeprefix(DRAFTED)) for name in gauges
                        if name.startswith(DRAFTED))
     yield _family("vllm:spec_decode_num_accepted_tokens_per_pos", COUNTER,
                   "Draft tokens accepted, by position.",
                   [(common | {"position": str(i)}, gauges[f"{DRAFTED}{i}"]) for i in positions])
+
+
+def _adapters_in_use(facts: MetricsInput, gauges: Mapping[str, float],
+                     common: dict[str, str]) -> MetricFamily:
+    running, waiting = (",".join(sorted(
+        name.partition(beat_gauges.MARK)[2] for name, count in gauges.items()
+        if count and name.startswith(f"{what}{beat_gauges.MARK}")))
+        for what in (beat_gauges.RUNNING_WITH, beat_gauges.WAITING_FOR))
+    return _family("vllm:lora_requests_info", GAUGE, "Which LoRA adapters run, and are waited for.",
+                   [(common | {"running_lora_adapters": running, "waiting_lora_adapters": waiting,
+                               "max_lora": str(facts.config.adapters.max_loras)}, 1.0)])
 
 
 def _http(facts: MetricsInput) -> Iterator[MetricFamily]:

@@ -23,7 +23,13 @@ from actorium.actors.config.tree import (
 from actorium.actors.core import LEDGER, Context, CoreObserver
 from actorium.actors.messages import (
     AbortRequest,
+    AdapterAnswer,
+    AdapterCall,
+    AdapterOrder,
+    DropAdapter,
     Flush,
+    LoadAdapter,
+    NamedAdapter,
     Open,
     PageAnswer,
     PageOrder,
@@ -84,6 +90,8 @@ class Heard:
     submit: Submit
     tokens: list[int] = field(default_factory=list)
     events: list[SequenceEvent] = field(default_factory=list)
+    digest: bytes = b""
+    """Of its adapter."""
 
     @property
     def reason(self) -> str | None:
@@ -115,6 +123,11 @@ class Ring:
         self.sent: list[StepPlan] = []
         self.heard: dict[int, Heard] = {}
         self.submits: dict[str, Submit] = {}
+        self.names: dict[str, bytes] = {}
+        """Digests of adapters by name, as of the replies."""
+        self._digests: dict[str, bytes] = {}
+        """Of requests' adapters."""
+        self._calls: dict[str, AdapterOrder] = {}
         self.replies: list[Reply] = []
         self.up = False
         """The worker is there."""
@@ -183,15 +196,22 @@ class Ring:
 
     @property
     def in_flight(self) -> int:
-        return len(self.plans) + len(self.results)
+        return sum(not isinstance(message, LoadAdapter | DropAdapter | AdapterAnswer)
+                   for message in (*self.plans, *self.results))
 
     def _hear(self, message: Open | TokenBatch | Reply) -> None:
         if isinstance(message, Reply):
             self.replies.append(message)
+            if (order := self._calls.get(message.rid)) and b'"error"' not in message.json:
+                if order.call.order == "load":
+                    self.names[order.call.name] = order.digest
+                else:
+                    self.names.pop(order.call.name, None)
             return
         if isinstance(message, Open):
             assert message.sid not in self.heard
-            self.heard[message.sid] = Heard(message, self.submits[message.rid])
+            self.heard[message.sid] = Heard(message, self.submits[message.rid],
+                                            digest=self._digests.get(message.rid, b""))
             return
         at = 0
         tokens, counts = ints(message.tokens), list(message.counts)
@@ -211,7 +231,7 @@ class Ring:
     def submit(self, prompt: int | list[int], max_tokens: int = 16, n: int = 1,
                seed: int | None = None, deadline: float | None = None, rid: str | None = None,
                tenant: str = "", priority: int = 0, deterministic: bool = False,
-               **params: Any) -> str:
+               adapter: str = "", **params: Any) -> str:
         """Submit a prompt (or so many tokens of one that is all its own); the scheduler hears it,
         but is not woken."""
         rid = rid or f"r{len(self.submits)}"
@@ -222,10 +242,35 @@ class Ring:
         submit = Submit(rid=rid, client=CLIENT, prompt=column(prompt), n=n,
                         params=ResolvedParams(max_tokens=max_tokens, **params), text=TextParams(),
                         seed=seed, deadline=deadline, tenant=tenant, priority=priority,
-                        deterministic=deterministic)
+                        deterministic=deterministic,
+                        adapter=NamedAdapter(adapter) if adapter else None)
         self.submits[rid] = submit
+        self._digests[rid] = self.names.get(adapter, b"")
         self.tell(submit)
         return rid
+
+    def load(self, name: str, content: int, path: str = "", replace: bool = False,
+             rid: str = "", error: str = "") -> str:
+        """Orders an adapter, whose digest follows from its content, and whose files are read."""
+        rid = rid or f"a{len(self._calls)}"
+        digest = b"" if error else bytes((content + 1,)) * 32
+        self._order(AdapterOrder(CLIENT, AdapterCall(
+            rid, "load", name, path or f"/adapters/{content}", replace), digest, error=error))
+        return rid
+
+    def unload(self, name: str) -> str:
+        rid = f"a{len(self._calls)}"
+        self._order(AdapterOrder(CLIENT, AdapterCall(rid, "unload", name)))
+        return rid
+
+    def _order(self, order: AdapterOrder) -> None:
+        self._calls[order.call.rid] = order
+        self.tell(order)
+
+    def reply(self, rid: str) -> dict[str, Any] | None:
+        """The answer to an order; None = there is none yet."""
+        found = [msgspec.json.decode(reply.json) for reply in self.replies if reply.rid == rid]
+        return found[-1] if found else None
 
     def cancel(self, rid: str) -> None:
         self.tell(AbortRequest(rid=rid, client=CLIENT))
@@ -305,7 +350,7 @@ def expected(heard: Heard, limit: int = 10**9) -> tuple[list[int], str]:
     """Tokens and reason of a sequence that runs to its end; `limit`: most tokens in all."""
     submit = heard.submit
     params, prompt = submit.params, len(submit.prompt) // 4
-    seed = choice_seed(submit.seed, heard.opened.index)
+    seed = null_worker.adapted_seed(choice_seed(submit.seed, heard.opened.index), heard.digest)
     tokens: list[int] = []
     for position in range(prompt, min(prompt + params.max_tokens, limit)):
         early = len(tokens) < params.min_tokens

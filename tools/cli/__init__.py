@@ -28,6 +28,7 @@ COMMANDS = {
                 "one machine or several"),
     "sleep": ("sleep", "[NAME]: a running engine gives back the memory of weights and pages"),
     "wake": ("sleep", "[NAME]: an engine that sleeps loads its model again"),
+    "adapters": ("adapters", "[NAME]: the LoRA adapters of a running engine (--load, --unload)"),
     "flush-cache": ("ps", "[NAME]: let a running engine forget its cached prefixes"),
     "generate": ("generate", "[MODEL] --prompt TEXT ... | --input FILE.jsonl: an offline batch"),
     "run-batch": ("run_batch", "-i IN.jsonl -o OUT.jsonl [MODEL]: requests in OpenAI's batch "

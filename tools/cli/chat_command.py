@@ -43,6 +43,8 @@ class ChatOptions(SamplingOptions, frozen=True, kw_only=True):
 
     system: str | None = None
     """First message, of the system."""
+    adapter: str | None = None
+    """Name of the LoRA adapter that answers (--lora-modules)."""
     image: tuple[str, ...] = ()
     """Images or videos (files or URLs) that go with the first turn."""
 
@@ -57,7 +59,8 @@ def run(_command: str, argv: list[str]) -> int:
         client = _client(parsed, stack)
         if sys.stdin.isatty():
             print(banner(client.server_info(), sampling), file=sys.stderr, flush=True)
-        talk(client, SamplingParams(**sampling), parsed.options.system, parsed.options.image)
+        talk(client, SamplingParams(**sampling), parsed.options.system, parsed.options.image,
+             parsed.options.adapter)
     return 0
 
 
@@ -86,7 +89,7 @@ def banner(info: dict[str, Any], sampling: dict[str, Any]) -> str:
 
 
 def talk(client: Client, params: SamplingParams, system: str | None = None,
-         images: Sequence[str] = ()) -> None:
+         images: Sequence[str] = (), adapter: str | None = None) -> None:
     """Read turns until the end of input; print each answer as it comes. images: of the first turn.
     Raises `InvalidRequest` where one of them cannot be read."""
     if sys.stdin.isatty():
@@ -111,7 +114,8 @@ def talk(client: Client, params: SamplingParams, system: str | None = None,
             continue
         history.append({"role": "user", "content": [*attached, text] if attached else text})
         try:
-            history.append({"role": "assistant", "content": answer(client, history, params)})
+            history.append({"role": "assistant", "content": answer(
+                client, history, params, adapter)})
             attached = []
         except EngineUnavailable:
             raise
@@ -154,10 +158,11 @@ def _read() -> str | None:
         return ""
 
 
-def answer(client: Client, history: list[dict[str, Any]], params: SamplingParams) -> str:
+def answer(client: Client, history: list[dict[str, Any]], params: SamplingParams,
+           adapter: str | None = None) -> str:
     """Stream one answer to standard output; Ctrl-C ends it, and what was said is kept."""
     text = ""
-    with client.chat(history, params, stream=True) as stream:
+    with client.chat(history, params, stream=True, adapter=adapter) as stream:
         try:
             for delta in stream:
                 text += delta.text

@@ -141,9 +141,9 @@ ACCEPTED = (
           valued="n-gpu-layers gpu-layers split-mode"),
     Group("pages are stored as --kv-cache-dtype says, in fp8 with the scales of the checkpoint",
           "calculate-kv-scales"),
-    Group("adapters (LoRA) are not served, so there is nothing to bound",
-          valued="max-loras max-lora-rank max-cpu-loras max-loras-per-batch max-loaded-loras "
-          "lora-backend lora-dtype lora-extra-vocab-size", lists="lora-target-modules"),
+    Group("an adapter (LoRA) says itself which modules it has; --kernels chooses how it is computed",
+          valued="lora-backend max-lora-chunk-size lora-extra-vocab-size",
+          lists="lora-target-modules"),
     Group("it is for another engine's plug-ins", valued="additional-config"),
 )
 """Flags that change nothing here: how another engine computes what this one computes as well, or
@@ -219,7 +219,14 @@ REFUSED = (
           valued="cpu-offload-gb offload-group-size"),
     Group("HTTP/1.1 is served", "http2"),
     Group("HTTP is served, at --port or --uds", "grpc-mode smg-grpc-mode grpc", "grpc-port"),
-    Group("adapters (LoRA) are not served", "lora", "", "lora-modules lora-paths"),
+    Group("an adapter (LoRA) is served beside the model: --enable-lora --lora-modules NAME=PATH",
+          "lora-init-without-apply", lists="lora lora-scaled"),
+    Group("adapters (LoRA) are computed in --dtype", valued="lora-dtype", unless="auto"),
+    Group("adapters (LoRA) are split among ranks as the weights are", "fully-sharded-loras"),
+    Group("adapters (LoRA) are of the language model", "tower-connector-lora",
+          "default-mm-loras"),
+    Group("the adapters (LoRA) that were used longest ago give way", valued="lora-eviction-policy",
+          unless="lru"),
     Group("the tokenizer is the model's, at the same --revision; no code is fetched",
           valued="tokenizer-revision code-revision", unless="main"),
     Group("config.json counts as it is (edit a copy of it)", unless="{}",

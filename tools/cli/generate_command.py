@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from actorium.actors.launcher.engine import Engine
 
 ABOUT = """Run a batch of prompts and stop. With --input, one JSON object a line is read (prompt,
-prompt_token_ids or messages, sampling parameters, tenant, priority) and one is written, in the
-same order."""
+prompt_token_ids or messages, sampling parameters, tenant, priority, adapter) and one is written, in
+the same order."""
 
 
 class GenerateOptions(SamplingOptions, frozen=True, kw_only=True):
@@ -41,6 +41,8 @@ class GenerateOptions(SamplingOptions, frozen=True, kw_only=True):
     """Texts to go on from."""
     input: str | None = None
     """File of JSON lines; - = standard input."""
+    adapter: str | None = None
+    """Name of the LoRA adapter (--lora-modules) of requests that name none."""
     output: str | None = None
     """File to write JSON lines to; default: standard output."""
 
@@ -74,10 +76,15 @@ def _check_order(parsed: Parsed[GenerateOptions]) -> None:
 def jobs(options: GenerateOptions, source: BinaryIO | None,
          sampling: dict[str, Any]) -> Iterator[jsonl.BatchJob | jsonl.BadLine]:
     if source is not None:
-        yield from jsonl.parse_lines(read_lines(source), sampling)
+        for job in jsonl.parse_lines(read_lines(source), sampling):
+            if isinstance(job, jsonl.BatchJob) and job.request.adapter is None:
+                job = jsonl.BatchJob(job.index, msgspec.structs.replace(
+                    job.request, adapter=options.adapter))
+            yield job
         return
     for index, prompt in enumerate(options.prompt):
-        yield jsonl.BatchJob(index, Request(prompt=prompt, params=jsonl.params(sampling)))
+        yield jsonl.BatchJob(index, Request(prompt=prompt, params=jsonl.params(sampling),
+                                            adapter=options.adapter))
 
 
 def _source(options: GenerateOptions, stack: contextlib.ExitStack) -> BinaryIO | None:

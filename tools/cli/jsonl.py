@@ -27,7 +27,7 @@ from actorium.actors.params import SamplingParams
 PROMPTS = ("prompt", "prompt_token_ids", "messages")
 ORDER = ("tenant", "priority")
 OPTIONS = ("chat_template", "add_generation_prompt", "continue_final_message",
-           "truncate_prompt_tokens", "cache_salt")
+           "truncate_prompt_tokens", "cache_salt", "adapter")
 """Fields of `Request` by these names."""
 _OPTION_TYPES = {field.name: field.type for field in msgspec.structs.fields(Request)
                  if field.name in OPTIONS}

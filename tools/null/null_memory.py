@@ -62,14 +62,16 @@ class PageMemory:
         self._tables[slot] = [[] for _ in self._windows]
         self._prefix[slot] = np.zeros(0, np.uint64)
 
-    def admit(self, admit: Admit) -> None:
-        """Adds a sequence with its cached pages. Raises `BadPlan`."""
+    def admit(self, admit: Admit, adapter: bytes = b"") -> None:
+        """Adds a sequence with its cached pages. adapter: digest of its adapter, with which all
+        hashes are others. Raises `BadPlan`."""
         pages = ints_of(admit.pages).reshape(len(self._windows), -1)
         if pages.shape[1] * self._page_size != admit.cached_len:
             raise BadPlan(f"slot {admit.slot}: {pages.shape[1]} cached pages for "
                           f"{admit.cached_len} cached tokens")
         self._tables[admit.slot] = pages.tolist()
         self.learn(admit.slot, ints_of(admit.tokens).tolist())
+        self._prefix[admit.slot] += np.uint64(int.from_bytes(adapter[:8], "little"))
         self._pending[admit.slot] = 0
         self._states[admit.slot] = self._kept[admit.checkpoint] if admit.checkpoint else (0, 0)
         want = self._state(admit.slot, admit.cached_len)

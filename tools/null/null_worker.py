@@ -12,6 +12,9 @@ A sequence with masks emits the next token from the hash on that its mask allows
 hash itself or, for some positions, the token after it, which is mostly wrong: masks of later rows
 depend on drafts, so which of them are right cannot be computed afterwards.
 
+The tokens of a sequence with an adapter are the hash of another seed, made of the adapter's digest
+and its own; adapters are not read, and one whose path ends in `REFUSED` cannot be served.
+
 Of several ranks each computes every plan, and rank 0 answers.
 """
 
@@ -28,7 +31,10 @@ from actorium.actors.config.tree import Config
 from actorium.actors.core import Context, Core, Health, Send
 from actorium.actors.health import SLEEPING
 from actorium.actors.messages import (
+    AdapterAnswer,
     Admit,
+    DropAdapter,
+    LoadAdapter,
     Masks,
     PageAnswer,
     PageGroup,
@@ -59,6 +65,7 @@ POOL_TOKENS = 1 << 20
 ACCEPTANCE = (0.8, 0.6)
 DICE = np.uint64(0x5851F42D4C957F2D)
 SIDES = 1 << 20
+REFUSED = "refused"
 Cost = Callable[[int, int, int, int], int]
 """(decoded sequences, window, drafts, extended tokens) -> microseconds of the step."""
 
@@ -78,6 +85,11 @@ def next_token(seed: int, position: int, vocab: int, held_back: tuple[int, ...] 
     while token in held_back:
         token = (token + 1) % vocab
     return token
+
+
+def adapted_seed(seed: int, digest: bytes) -> int:
+    """Returns the seed of a sequence with the adapter of this digest; b"" = it has none."""
+    return seed ^ int.from_bytes(digest[:7], "little")
 
 
 def next_allowed(seed: int, position: int, bits: bytes, held_back: tuple[int, ...] = ()) -> int:
@@ -117,7 +129,10 @@ class NullWorker(Core):
                            max_model_len=config.model.max_model_len or MAX_MODEL_LEN,
                            vocab_size=VOCAB, device="null", recurrent=checkpoints is not None,
                            checkpoints=checkpoints or 0, drafts=drafts, rank=rank_of(context.role),
+                           adapters=config.adapters.max_loras * config.adapters.enable_lora,
                            **_tiers(config))
+        self._adapters: dict[int, bytes] = {}
+        """Digests of adapters by their numbers."""
         self._epoch = 0
         """The scheduler's epoch."""
         self._acknowledged = False
@@ -167,6 +182,8 @@ class NullWorker(Core):
                 self._out.append(self._standing)
         elif not self._acknowledged or message.epoch != self._epoch:
             return
+        elif isinstance(message, LoadAdapter | DropAdapter):
+            self._on_adapter(message)
         elif isinstance(message, PageOrder):
             outcomes = b"" if self.memory is None else self.memory.obey(message)
             self._out.append(Send("scheduler", PageAnswer(
@@ -184,6 +201,22 @@ class NullWorker(Core):
         else:
             self._answer(message, message.masks)
 
+    def _on_adapter(self, message: LoadAdapter | DropAdapter) -> None:
+        if isinstance(message, DropAdapter):
+            self._adapters.pop(message.number, None)
+            if any(admit is not None and admit.adapter == message.number for admit in self._admits):
+                raise BadPlan(f"adapter {message.number} is dropped, which a slot has")
+            return
+        adapter = message.adapter
+        if adapter.number in self._adapters:
+            raise BadPlan(f"two adapters have the number {adapter.number}")
+        refused = adapter.path.endswith(REFUSED)
+        if not refused:
+            self._adapters[adapter.number] = adapter.digest
+        self._out.append(Send("scheduler", AdapterAnswer(
+            message.epoch, self.ready.rank, adapter.number,
+            f"{adapter.path}: it is refused" if refused else "")))
+
     def _answer(self, plan: StepPlan, masks: list[RowMask]) -> None:
         self._masks = {(mask.slot, mask.row): mask.bits for mask in masks}
         result = self.run(plan)
@@ -200,6 +233,7 @@ class NullWorker(Core):
             return
         self._epoch, self._acknowledged = reset.epoch, reset.worker > 0
         self._clear(len(self._admits))
+        self._adapters.clear()
         if self.memory is not None:
             self.memory.clear()
         if not self._acknowledged:
@@ -339,12 +373,13 @@ class NullWorker(Core):
         admit, length = self._admits[slot], int(self._length[slot])
         assert admit is not None
         eos, tokens, drafts = admit.params.eos_ids, list[int](), self._masked.get(slot)
+        seed = int(self._seed[slot])
         for place, position in enumerate(range(length, length + count)):
             early = position - admit.prompt_len < admit.params.min_tokens
             bits = None if drafts is None else self._masks.get((slot, place))
             held_back = eos if early else ()
-            tokens.append(next_token(admit.seed, position, VOCAB, held_back)
-                          if bits is None else next_allowed(admit.seed, position, bits, held_back))
+            tokens.append(next_token(seed, position, VOCAB, held_back)
+                          if bits is None else next_allowed(seed, position, bits, held_back))
             if tokens[-1] in eos:
                 return np.array(tokens, np.int32), True
             if drafts is not None and place < len(drafts) and tokens[-1] != drafts[place]:
@@ -366,7 +401,8 @@ class NullWorker(Core):
         if slot == 0 or self._admits[slot] is not None:
             raise BadPlan(f"admission to slot {slot}, which is taken")
         self._admits[slot] = admit
-        self._seed[slot] = admit.seed
+        digest = self._adapter_of(admit)
+        self._seed[slot] = adapted_seed(admit.seed, digest)
         self._target[slot] = self._length[slot] = tokens
         self._kv[slot] = admit.cached_len
         self._end[slot] = admit.prompt_len + admit.params.max_tokens
@@ -376,17 +412,29 @@ class NullWorker(Core):
         self._alive[slot] = True
         if self.memory is not None:
             self._check_emitted(admit)
-            self.memory.admit(admit)
+            self.memory.admit(admit, digest)
+
+    def _adapter_of(self, admit: Admit) -> bytes:
+        """Returns the digest of a sequence's adapter; b"" = it has none."""
+        if not admit.adapter:
+            return b""
+        if (digest := self._adapters.get(admit.adapter)) is None:
+            raise BadPlan(f"slot {admit.slot} is admitted with the adapter {admit.adapter}, which "
+                          "is not loaded")
+        running = {each.adapter for each in self._admits if each is not None and each.adapter}
+        if len(running) > self.ready.adapters:
+            raise BadPlan(f"more than {self.ready.adapters} different adapters run")
+        return digest
 
     def _check_emitted(self, admit: Admit) -> None:
         """Checks that the emitted tokens come back unchanged after a preemption (unknown with
         masks)."""
-        eos = admit.params.eos_ids
+        eos, seed = admit.params.eos_ids, int(self._seed[admit.slot])
         if admit.params.masked:
             return
         for at, token in enumerate(ints_of(admit.tokens)[admit.prompt_len:].tolist()):
             early = at < admit.params.min_tokens
-            if token != next_token(admit.seed, admit.prompt_len + at, VOCAB, eos if early else ()):
+            if token != next_token(seed, admit.prompt_len + at, VOCAB, eos if early else ()):
                 raise BadPlan(f"slot {admit.slot} is admitted with a wrong token {token} "
                               f"at {admit.prompt_len + at}")
 

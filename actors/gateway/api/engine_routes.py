@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from actorium import __version__
 from actorium.actors.errors import ActoriumError, BadModel
+from actorium.actors.gateway.api.adapter_routes import adapters_of
 from actorium.actors.gateway.api.model_routes import find_info
 from actorium.actors.gateway.api.sglang import WEIGHT_VERSION
 from actorium.actors.gateway.engine_call import call_of, engine_of
@@ -30,15 +31,22 @@ STARTED = int(time())
 
 async def models(http: HttpRequest) -> Response:
     """Handles `/v1/models`."""
-    model = await engine_of(http).served_model()
+    engine = engine_of(http)
+    model = await engine.served_model()
     meta = await _meta(model)
-    return JsonReply({"object": "list",
-                      "data": [_card(model, name, meta) for name in model.names.served]})
+    return JsonReply({"object": "list", "data": [
+        *(_card(model, name, meta) for name in model.names.served),
+        *(_adapter_card(model, each) for each in await adapters_of(engine))]})
 
 
 async def model(http: HttpRequest) -> Response:
     """Handles `/v1/models/{id}`."""
     name, engine = http.path_params["name"], engine_of(http)
+    model = await engine.served_model()
+    if not model.names.known(name):
+        for each in await adapters_of(engine):
+            if each["name"] == name:
+                return JsonReply(_adapter_card(model, each))
     model = await engine.check_model(name)
     shown = name if name in model.names.served else model.name
     return JsonReply(_card(model, shown, await _meta(model)))
@@ -69,6 +77,12 @@ def _card(model: ServedModel, name: str, meta: dict[str, Any]) -> dict[str, Any]
     return {"id": name, "object": "model", "created": STARTED, "owned_by": "actorium",
             "root": model.info["model_path"], "parent": None,
             "max_model_len": model.max_model_len, "meta": meta}
+
+
+def _adapter_card(model: ServedModel, adapter: dict[str, Any]) -> dict[str, Any]:
+    return {"id": adapter["name"], "object": "model", "created": STARTED, "owned_by": "actorium",
+            "root": adapter["path"], "parent": model.name, "max_model_len": model.max_model_len,
+            "meta": {"rank": adapter["rank"]}}
 
 
 async def flush_cache(http: HttpRequest) -> Response:

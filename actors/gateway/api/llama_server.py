@@ -71,11 +71,6 @@ async def apply_template(http: HttpRequest) -> Response:
     return JsonReply({"prompt": await turn.engine.client.detokenize(ids)})
 
 
-async def lora_adapters(http: HttpRequest) -> Response:
-    """Handles `/lora-adapters`: there are none."""
-    return JsonReply([])
-
-
 async def embeddings(http: HttpRequest) -> Response:
     """Handles `/v1/embeddings` and its aliases. Raises `HttpError` 501."""
     raise _missing("embeddings are not supported: models generate text here")

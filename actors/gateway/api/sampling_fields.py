@@ -77,7 +77,6 @@ class SamplingFields(Struct, kw_only=True):
     logits_processors: Unsupported = None
     repetition_detection: Unsupported = None
     # SGLang's
-    lora_path: Unsupported = None
     session_params: Unsupported = None
     custom_logit_processor: Unsupported = None
     return_hidden_states: Unsupported = None
@@ -95,6 +94,8 @@ class SamplingFields(Struct, kw_only=True):
     web_search_options: Unsupported = None
 
     model: str | None = None
+    lora_path: str | None = None
+    """Name of a LoRA adapter, as SGLang has it; `model` may name it as well."""
     n: int | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     """Of a negative seed the lowest 63 bits are used."""

@@ -167,7 +167,7 @@ class GenerateTurn(HttpTurn):
         self._samplings = body.samplings(count)
         self._n = self._samplings[0].n
         self._options = body.logprob_options(count, self._n)
-        self._salts = body.salts(count)
+        self._salts, self._adapters = body.salts(count), body.adapters(count)
         self._labels = body.labels(count, self._n, call.answer_id)
         """Labels of the completions, the first prompt's first."""
         self._outputs: list[GenerateOutput] = []
@@ -200,7 +200,8 @@ class GenerateTurn(HttpTurn):
                 for label in self._labels[i * self._n:(i + 1) * self._n]]
             made.append(Request(prompt=prompt if ids is None else ids, params=params,
                                 timeout=body.timeout, tenant=self.call.tenant,
-                                priority=body.priority, cache_salt=self._salts[i]))
+                                priority=body.priority, cache_salt=self._salts[i],
+                                adapter=self._adapters[i]))
         self.call.labels = self._labels
         return made
 

@@ -90,7 +90,6 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     image_data: Unsupported = None
     video_data: Unsupported = None
     audio_data: Unsupported = None
-    lora_path: Unsupported = None
     lora_id: Unsupported = None
     session_params: Unsupported = None
     custom_logit_processor: Unsupported = None
@@ -127,6 +126,8 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     timeout: float | None = None
     """Seconds until the request ends."""
     model: str | None = None
+    lora_path: str | list[str | None] | None = None
+    """Name of the LoRA adapter, of all prompts or of each; `model` may name one as well."""
     modalities: list[str] | None = None
     session_id: str | None = None
     conversation_id: str | None = None
@@ -190,6 +191,10 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
         ids = _each(given, prompts, "token_ids_logprob") if nested else [given] * prompts
         return [LogprobOptions(*row).checked()
                 for row in zip(*columns.values(), ids, strict=True)]
+
+    def adapters(self, prompts: int) -> list[str | None]:
+        """Returns the name of each prompt's adapter. Raises `HttpError`."""
+        return [name or None for name in _each(self.lora_path, prompts, "lora_path")]
 
     def salts(self, prompts: int) -> list[str | None]:
         """Returns the cache salt of each prompt, which separates cached prefixes. Raises

@@ -18,6 +18,7 @@ from actorium.actors.errors import (
     MediaExpired,
     Quarantined,
     QueueFull,
+    UnknownAdapter,
     UnknownRequest,
 )
 from actorium.actors.gateway.http.routes import ErrorStyle
@@ -39,6 +40,7 @@ the server `api_error`."""
 _KINDS: tuple[tuple[type[ActoriumError], int, str, str], ...] = (
     (ContextOverflow, 400, INVALID, CONTEXT_LENGTH),
     (MediaExpired, 503, SERVER, "media_gone"),
+    (UnknownAdapter, 404, INVALID, "model_not_found"),
     (InvalidRequest, 400, INVALID, "invalid_request"),
     (QueueFull, 429, LIMIT, "queue_full"),
     (UnknownRequest, 404, INVALID, "unknown_request"),

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from actorium import __version__
 from actorium.actors.config.tree import GatewayConfig
+from actorium.actors.gateway.api.adapter_routes import LoadAdapterBody, UnloadAdapterBody
 from actorium.actors.gateway.api.anthropic_body import CountTokensBody, MessagesBody
 from actorium.actors.gateway.api.batches import BatchBody
 from actorium.actors.gateway.api.chat_body import ChatBody
@@ -139,7 +140,13 @@ OPERATIONS: dict[str, Operation] = {
     "apply_template": Operation("The text that a conversation becomes", ChatBody),
     "props": Operation("The model and the defaults, as llama-server has them"),
     "slots": Operation("How many sequences run", answer=list[dict[str, Any]]),
-    "lora_adapters": Operation("There are none", answer=list[dict[str, Any]]),
+    "lora_adapters": Operation("The LoRA adapters, as llama-server lists them",
+                               answer=list[dict[str, Any]]),
+    "load_adapter": Operation("Load a LoRA adapter, as vLLM does", LoadAdapterBody),
+    "unload_adapter": Operation("Unload a LoRA adapter, as vLLM does", UnloadAdapterBody),
+    "sglang_load_adapter": Operation("Load a LoRA adapter, as SGLang does", LoadAdapterBody),
+    "sglang_unload_adapter": Operation("Unload a LoRA adapter, as SGLang does",
+                                       UnloadAdapterBody),
     "embeddings": Operation("Not supported"),
     "flush_cache": Operation("Forget cached prefixes"),
     "model_info": Operation("What the model is"),

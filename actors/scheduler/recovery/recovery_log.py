@@ -22,11 +22,13 @@ from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.core import LEDGER, Send
 from actorium.actors.ledger.records import (
     ACTIVITY,
+    ADAPTERS,
     ADMISSION,
     BATCH,
     COUNTS,
     NO_MARKS,
     ActivityRecord,
+    AdaptersRecord,
     AdmissionRecord,
     CountsRecord,
     LedgerEntry,
@@ -191,6 +193,11 @@ class RecoveryLog:
         """Records that the engine is to sleep, to be paused, or to go on."""
         if self._writes:
             self._write(make_record(ACTIVITY, record))
+
+    def adapters(self, record: AdaptersRecord) -> None:
+        """Records which adapters have names."""
+        if self._writes:
+            self._write(make_record(ADAPTERS, record))
 
     def _write(self, written: LedgerRecord) -> None:
         self._records.append(Send(LEDGER, written))

@@ -8,6 +8,7 @@ sliding windows, all policies, flushes and lost workers are among the moves.
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from helpers_examples import walk, walks
@@ -15,6 +16,7 @@ from helpers_scheduler import Heard, Ring, config, expected, ints
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from actorium.actors.config.adapter_settings import AdapterConfig
 from actorium.actors.messages import BACKGROUND
 
 MAX_MODEL_LEN = 70
@@ -30,6 +32,7 @@ def dear(decodes: int, window: int, drafts: int, extended: int) -> int:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
+    adapters = AdapterConfig()
     worked = 0
     """Steps that workers have run, in all examples."""
 
@@ -52,12 +55,13 @@ class SchedulerMachine(RuleBasedStateMachine):
               fixed: bool, acceptance: tuple[float, ...], host: int, disk: bool) -> None:
         force = force if chunk > 1 else 0  # else each token costs a whole prompt of steps
         tokens = max(page_size * pages, 24)
-        self.ring = Ring(config(page_size=page_size, pool_tokens=tokens, seqs=seqs, chunk=chunk,
-                                queued=queued, overlap=overlap, force_preempt=force,
-                                max_model_len=MAX_MODEL_LEN, policy=policy, cache=cache,
-                                eviction=eviction, weights={"a": 2.0}, save=save,
-                                speculative=speculative(drafts, fixed),
-                                host_pages=host if cache else 0, disk=disk and cache),
+        settings = config(page_size=page_size, pool_tokens=tokens, seqs=seqs, chunk=chunk,
+                          queued=queued, overlap=overlap, force_preempt=force,
+                          max_model_len=MAX_MODEL_LEN, policy=policy, cache=cache,
+                          eviction=eviction, weights={"a": 2.0}, save=save,
+                          speculative=speculative(drafts, fixed),
+                          host_pages=host if cache else 0, disk=disk and cache)
+        self.ring = Ring(msgspec.structs.replace(settings, adapters=self.adapters),
                          windows=windows, checkpoints=checkpoints, acceptance=acceptance,
                          cost=None if fixed else dear)
         kv_cache = self.ring.scheduler.state.kv_cache
@@ -171,7 +175,8 @@ def check(heard: Heard, limit: int) -> None:
     if heard.reason in ("length", "stop") and not stopped_outside:
         assert (heard.tokens, heard.reason) == (tokens, reason)
     if heard.error_code and heard.error_code != "quarantined":  # lost its worker when alone, twice
-        assert heard.error_code in ("queue_full", "context_overflow") and not heard.tokens
+        assert heard.error_code in ("queue_full", "context_overflow", "unknown_adapter") \
+            and not heard.tokens
 
 
 @pytest.mark.parametrize("number", walks(6))
