@@ -19,6 +19,7 @@ from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig, Sched
 from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.models.adapter_files import read_adapter
 from actorium.actors.params import ResolvedParams
+from actorium.gpu.parallel.rank_group import LoneRank, RankGroup
 from actorium.gpu.worker.device import OpenedDevice, open_device
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -71,15 +72,19 @@ def merged(oracle: Any, adapter: ToyAdapter) -> Any:
     return own
 
 
-def open_with_adapters(path: Path, slots: int = 2, rank: int = 16, seqs: int = 8,
-                       **device: Any) -> OpenedDevice:
-    """A worker's device that serves adapters of the model at `path`."""
+def with_adapters(path: Path, slots: int = 2, rank: int = 16, seqs: int = 8,
+                  model: dict[str, Any] | None = None, **device: Any) -> Config:
+    """The configuration of a worker that serves adapters of the model at `path`."""
     settings = {"passes": "all", "device": "cpu", **device}
-    config = Config(
-        model=ModelConfig(model=str(path)), device=DeviceConfig(**settings),
+    return Config(
+        model=ModelConfig(model=str(path), **(model or {})), device=DeviceConfig(**settings),
         scheduler=SchedulerConfig(max_num_seqs=seqs),
         adapters=AdapterConfig(enable_lora=True, max_loras=slots, max_lora_rank=rank))
-    return open_device(config, 1, lambda *_: None, {})
+
+
+def open_with_adapters(path: Path, group: RankGroup = LoneRank(), **asked: Any) -> OpenedDevice:
+    """Its device; asked: see `with_adapters`."""
+    return open_device(with_adapters(path, **asked), 1, lambda *_: None, {}, group)
 
 
 class AdapterDriver:
@@ -90,6 +95,15 @@ class AdapterDriver:
         assert opened.reader is not None and opened.runner.adapters is not None
         self.reader, self.runner, self.each = opened.reader, opened.runner, pages
         self.slots = opened.runner.adapters
+        self.seen: list[Tensor] = []
+        """Logits of every step."""
+        logits = self.runner.model.logits
+
+        def kept(rows: Tensor) -> Tensor:
+            self.seen.append(logits(rows).float().clone())
+            return self.seen[-1]
+
+        self.runner.model.logits = kept  # type: ignore[method-assign]
 
     def load(self, number: int, path: Path) -> None:
         """Reads an adapter, which plans know by this number from then on."""
@@ -109,6 +123,7 @@ class AdapterDriver:
     def generate(self, prompts: Sequence[Sequence[int]], adapters: Sequence[int], new: int
                  ) -> list[list[int]]:
         """Greedy tokens of prompts, all in the same steps; adapters: numbers, 0 for none."""
+        self.seen.clear()
         admits, appends, extends = [], [], []
         for i, (prompt, adapter) in enumerate(zip(prompts, adapters, strict=True)):
             admits.append(self.admit(i + 1, prompt, adapter, new))

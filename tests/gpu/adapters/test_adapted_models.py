@@ -17,7 +17,6 @@ from helpers_adapters import (
 from helpers_hybrid import DENSE, NEXT, write_hybrid
 from helpers_models import assert_greedy, oracle_logits, write_checkpoint
 from helpers_recurrent import write_recurrent
-from torch import Tensor
 
 from actorium.actors.runtime.beat_gauges import eager_key
 from actorium.gpu.families.adapted_modules import adapter_bytes
@@ -86,17 +85,8 @@ def test_every_module_that_can_have_an_adapter(tmp_path: Path, family: str) -> N
 
 def check(driver: AdapterDriver, oracle: Any, adapter: ToyAdapter, atol: float = 2e-5) -> None:
     """The logits of a sequence with adapter 1, and of one without, in the same steps."""
-    seen: list[Tensor] = []
-    logits = driver.runner.model.logits
-
-    def kept(rows: Tensor) -> Tensor:
-        seen.append(logits(rows).float().clone())
-        return seen[-1]
-
-    driver.runner.model.logits = kept  # type: ignore[method-assign]
     tokens = driver.generate(PROMPTS[:2], [1, 0], 3)
     for i, model in enumerate((merged(oracle, adapter), oracle)):
         want = oracle_logits(model, PROMPTS[i] + tokens[i][:2])[len(PROMPTS[i]) - 1:]
-        found = torch.stack([step[i] for step in seen])
+        found = torch.stack([step[i] for step in driver.seen])
         assert float((found - want).abs().max()) <= atol * float(want.abs().max())
-    driver.runner.model.logits = logits  # type: ignore[method-assign]
