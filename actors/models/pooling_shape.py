@@ -45,7 +45,8 @@ class NormShape(NamedTuple):
     @property
     def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
         """As of `DenseShape`."""
-        return [("weight", (self.width,)), ("bias", (self.width,))][:1 + self.bias]
+        size: tuple[int, ...] = (self.width,)
+        return [("weight", size), ("bias", size)][:1 + self.bias]
 
 
 class DenseShape(NamedTuple):

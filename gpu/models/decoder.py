@@ -38,6 +38,7 @@ from actorium.gpu.models.rotary import rope_tables
 from actorium.gpu.parallel.rank_group import LoneRank, RankGroup
 from actorium.gpu.parallel.split_layers import SplitEmbedding, SplitHead
 from actorium.gpu.passes.canonical_ops import add, layer_norm, logits, norm, unmade
+from actorium.gpu.plan.graph_memory import NOTHING_DECODED
 from actorium.gpu.step.batch import ForwardBatch, with_deepstack, with_embeddings
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.states import RecurrentBatch
@@ -261,7 +262,7 @@ class Decoder(LoadedModel):
         the layer that drafts. The others: see `LoadedModel`; of a group, they are this rank's."""
         super().__init__(shape, device, attention, native, kernels, group)
         if shape.bidirectional:
-            self.no_graphs = "nothing is decoded"
+            self.no_graphs = NOTHING_DECODED
         self.products: list[NamedProduct] = []
         """All that were made, but for those in leaves; none once the model is loaded."""
         whole = LayerWeights(tensors, "", self.ops, shape.norm_plus_one, group, device=device,

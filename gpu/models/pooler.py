@@ -4,9 +4,9 @@ vectors get, or the head that makes scores. In float32, on every rank alike."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -25,14 +25,15 @@ _ACTIVATIONS = {"none": lambda x: x, "tanh": torch.tanh, "relu": torch.relu,
                 "softmax": lambda x: x.softmax(-1)}
 
 
-class DenseLayer(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class DenseLayer:
     """A dense layer with its weights."""
 
     activation: str
     weight: Tensor
     """f32[rows, columns]"""
     bias: Tensor | None = None
-    norm: Callable[[Tensor], Tensor] = _ACTIVATIONS["none"]
+    norm: Callable[[Tensor], Tensor] = field(default=_ACTIVATIONS["none"], kw_only=True)
     """Of what the activation gives."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -67,13 +68,15 @@ def load_pooler(shape: PoolingShape, path: Path, device: torch.device,
     def taken(own: DenseShape | NormShape) -> list[Tensor]:
         return [materialised(tensors.pop(f"{own.name}.{part}")) for part, _ in own.tensors]
 
-    head = [DenseLayer(layer.activation, *taken(layer)) for layer in shape.head]
-    for i, layer in enumerate(shape.head):
-        if (norm := layer.norm) is not None:
-            weight, *bias = taken(norm)
-            head[i] = head[i]._replace(norm=partial(
-                functional.layer_norm, normalized_shape=(layer.rows,), weight=weight,
-                bias=bias[0] if bias else None, eps=norm.eps))
+    def normed(own: NormShape | None) -> Callable[[Tensor], Tensor]:
+        if own is None:
+            return _ACTIVATIONS["none"]
+        weight, *bias = taken(own)
+        return partial(functional.layer_norm, normalized_shape=(own.width,), weight=weight,
+                       bias=bias[0] if bias else None, eps=own.eps)
+
+    head = [DenseLayer(layer.activation, *taken(layer), norm=normed(layer.norm))
+            for layer in shape.head]
     return Pooler(shape, [_dense(layer, path / layer.folder, device) for layer in shape.dense],
                   head)
 

@@ -11,10 +11,18 @@ import torch
 import torch.nn.functional as F
 from helpers_encoders import VOCABULARY, encoded, write_encoder
 from helpers_models import load, write_checkpoint
-from helpers_pooling import NOT_SAMPLED, pool_all, resolved, write_modules
+from helpers_pooling import NOT_SAMPLED, pool_all, resolved
 from helpers_pooling import assert_near as assert_all_near
-from helpers_worker import Ring, make_runner
+from helpers_pooling_files import write_modules
+from helpers_ranks import run_ranks, whole
+from helpers_worker import CPU, Ring, make_runner
 from torch import Tensor
+
+from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig, SchedulerConfig
+from actorium.gpu.families.architectures import model_tensors
+from actorium.gpu.models.registry import load_model
+from actorium.gpu.parallel.rank_group import RankGroup
+from actorium.gpu.worker.device import open_device
 
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("bert", "BertModel", {}),
@@ -38,6 +46,7 @@ DECODERS: list[tuple[str, str, dict[str, Any]]] = [
                                      "sliding_window_pattern": 2}),
 ]
 """Decoders whose configs say that tokens attend to both sides."""
+BIG = {"hidden_size": 128, "intermediate_size": 256}
 LENGTHS = (23, 1, 7, 23, 40)
 
 
@@ -178,3 +187,34 @@ def test_bf16_rows_have_the_same_bits_alone_and_together(
         assert torch.equal(got, encoded(model, [prompt])[0])
         want = wanted(oracle, prompt)
         assert float(F.cosine_similarity(got.float(), want).min()) > 0.99
+
+
+@pytest.mark.parametrize("architecture", ["BertModel", "ModernBertModel"])
+def test_two_ranks_share_the_layers(tmp_path: Path, architecture: str) -> None:
+    path = tmp_path / "model"
+    oracle, prompts = write_encoder(path, architecture), drawn()
+    config = Config(model=ModelConfig(model=str(path)))
+
+    def rows(group: RankGroup) -> list[Tensor]:
+        return encoded(load_model(path, config, CPU, lambda *_: None, group), prompts)
+
+    for own in whole(run_ranks(tmp_path / "group", 2, rows)):
+        for got, prompt in zip(own, prompts, strict=True):
+            assert_near(got, wanted(oracle, prompt))
+
+
+@pytest.mark.parametrize(("architecture", "dtype"), [
+    ("BertModel", "float32"), ("ModernBertModel", "bfloat16"), ("GteModel", "float32")])
+def test_a_worker_holds_what_the_plan_counts(tmp_path: Path, architecture: str, dtype: str) -> None:
+    write_encoder(tmp_path, architecture, **BIG)
+    config = Config(model=ModelConfig(model=str(tmp_path), dtype=dtype),
+                    scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=64),
+                    device=DeviceConfig(device="cpu", threads=1))
+    opened = open_device(config, 1, lambda *_: None, {})
+    planned, measured = opened.footprint.planned, opened.footprint.measured
+    assert planned["pages"] == measured["pages"] == 0
+    assert planned["tables"] == measured["tables"]
+    specs = model_tensors(opened.runner.model.shape)
+    assert planned["weights"] == sum(spec.size for spec in specs) * (4 if dtype == "float32" else 2)
+    assert opened.ready.whole_prompts and opened.ready.pooling == ["embed", "token_embed"]
+    assert not opened.info.graphs and "nothing is decoded" in opened.info.no_graphs
