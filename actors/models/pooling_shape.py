@@ -17,6 +17,8 @@ from msgspec.structs import replace
 
 from actorium.actors.config.tree import ModelConfig
 from actorium.actors.errors import BadConfig, BadModel, shown
+from actorium.actors.models.encoders import ENCODERS, attends_to_both_sides, encoder_family
+from actorium.actors.models.gguf_config import GGUF
 from actorium.actors.models.model_classes import MAX_INT32, architecture
 from actorium.actors.models.model_dir import read_json, text_config
 from actorium.actors.models.model_files import MAX_JSON, read_file
@@ -31,6 +33,22 @@ ACTIVATIONS = {"Identity": "none", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu
 VECTORS: tuple[PoolingTask, ...] = ("embed", "token_embed")
 
 
+class NormShape(NamedTuple):
+    """A LayerNorm behind a dense layer."""
+
+    name: str
+    """Its tensors are `name`.weight and, with a bias, `name`.bias."""
+    width: int
+    bias: bool
+    eps: float
+
+    @property
+    def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
+        """As of `DenseShape`."""
+        size: tuple[int, ...] = (self.width,)
+        return [("weight", size), ("bias", size)][:1 + self.bias]
+
+
 class DenseShape(NamedTuple):
     """A dense layer behind the pooled row."""
 
@@ -43,6 +61,8 @@ class DenseShape(NamedTuple):
     """One of the values of `ACTIVATIONS`."""
     folder: str = ""
     """Folder of the checkpoint that its tensors lie in; "" = with all others."""
+    norm: NormShape | None = None
+    """Of what the activation gives; None = it stays."""
 
     @property
     def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
@@ -81,7 +101,7 @@ class PoolingShape(Struct, frozen=True, kw_only=True):
 
     def every_row(self, task: PoolingTask) -> bool:
         """Whether the result depends on the rows of all tokens."""
-        return self.kind != "last" or task in ("token_embed", "token_classify")
+        return self.kind != "last" or not self.causal or task in ("token_embed", "token_classify")
 
     @property
     def scores(self) -> int:
@@ -94,7 +114,11 @@ def read_pooling(path: Path, raw: dict[str, Any], model: ModelConfig) -> Pooling
 
     Raises `BadModel` naming file and field, and `BadConfig` for settings that do not fit.
     """
-    found = _of_class(path / "config.json", raw) or _of_modules(path, raw)
+    found = _of_class(path / "config.json", raw) or _of_modules(path, raw) or _of_encoder(
+        path / "config.json", raw)
+    if attends_to_both_sides(raw, architecture(raw)):
+        found = replace(found or PoolingShape(tasks=VECTORS, kind="mean", width=_hidden(
+            path / "config.json", raw)), causal=False)
     if model.runner == "generate":
         if found is not None:
             raise BadConfig(f"runner: {path.name} does not generate, its tasks are "
@@ -116,7 +140,9 @@ def pooling_only(raw: dict[str, Any]) -> bool:
 
 def generating_class(name: str) -> str:
     """The class that has the layers of a class for pooling alone: Qwen3ForCausalLM of
-    Qwen3ForSequenceClassification; of others the name itself."""
+    Qwen3ForSequenceClassification, BertModel of BertForMaskedLM; of others the name itself."""
+    if family := encoder_family(name):
+        return f"{family}Model"
     parts = _class_parts(name)
     return name if parts is None else f"{parts[0]}ForCausalLM"
 
@@ -150,9 +176,47 @@ def _of_class(where: Path, raw: dict[str, Any]) -> PoolingShape | None:
             activation="softmax" if process else "none",
             labels=labels if len(labels) == count else tuple(f"LABEL_{i}" for i in range(count)))
     tokens = suffix == "ForTokenClassification"
+    if encoder_family(parts[0] + suffix):
+        return _of_scoring_encoder(where, raw, hidden, labels, tokens)
     return PoolingShape(
         tasks=("token_classify",) if tokens else ("classify",), width=hidden, labels=labels,
         head=(DenseShape("score", len(labels), hidden, tokens),),
+        activation=_activation(where, raw, len(labels), tokens))
+
+
+def _of_encoder(where: Path, raw: dict[str, Any]) -> PoolingShape | None:
+    """Of one without a head or modules: the first token's row is the vector, as for vLLM, unless
+    a GGUF file says otherwise."""
+    if not encoder_family(architecture(raw)):
+        return None
+    return PoolingShape(tasks=VECTORS, width=_hidden(where, raw),
+                        kind=raw.get(GGUF, {}).get("pooling", "cls"))
+
+
+POOLED: dict[Any, PoolingKind] = {"cls": "cls", "bos": "cls", "mean": "mean"}
+"""What configs call what is classified (`classifier_pooling`)."""
+
+
+def _of_scoring_encoder(where: Path, raw: dict[str, Any], hidden: int, labels: tuple[str, ...],
+                        tokens: bool) -> PoolingShape:
+    """A dense layer, perhaps normed, and the product that makes scores."""
+    family = encoder_family(architecture(raw))
+    own, head = ENCODERS[family], DenseShape("score", len(labels), hidden, True)
+    layers, named = [head], raw.get("classifier_pooling", "late" if family == "EuroBert" else "cls")
+    if not tokens and named not in POOLED:
+        raise BadModel(f"{where}: classifier_pooling: {shown(named)} is not supported: "
+                       f"{', '.join(POOLED)} are", "model")
+    if own.tokens or not tokens:
+        eps = raw.get("norm_eps", 1e-5)
+        if not isinstance(eps, float) or not 0 < eps < 1:
+            raise BadModel(f"{where}: norm_eps: must be between 0 and 1, got {shown(eps)}", "model")
+        norm = NormShape("head.norm", hidden, raw.get("norm_bias") is True, eps) if own.norm else None
+        layers.insert(0, DenseShape("head.dense", hidden, hidden,
+                                    own.biased or raw.get("classifier_bias") is True,
+                                    own.activation, norm=norm))
+    return PoolingShape(
+        tasks=("token_classify",) if tokens else ("classify",), width=hidden, labels=labels,
+        head=tuple(layers), kind="cls" if tokens else POOLED[named],
         activation=_activation(where, raw, len(labels), tokens))
 
 
