@@ -17,6 +17,8 @@ from msgspec.structs import replace
 
 from actorium.actors.config.tree import ModelConfig
 from actorium.actors.errors import BadConfig, BadModel, shown
+from actorium.actors.models.encoders import ENCODERS, attends_to_both_sides, encoder_family
+from actorium.actors.models.gguf_config import GGUF
 from actorium.actors.models.model_classes import MAX_INT32, architecture
 from actorium.actors.models.model_dir import read_json, text_config
 from actorium.actors.models.model_files import MAX_JSON, read_file
@@ -31,6 +33,22 @@ ACTIVATIONS = {"Identity": "none", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu
 VECTORS: tuple[PoolingTask, ...] = ("embed", "token_embed")
 
 
+class NormShape(NamedTuple):
+    """A LayerNorm behind a dense layer."""
+
+    name: str
+    """Its tensors are `name`.weight and, with a bias, `name`.bias."""
+    width: int
+    bias: bool
+    eps: float
+
+    @property
+    def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
+        """As of `DenseShape`."""
+        size: tuple[int, ...] = (self.width,)
+        return [("weight", size), ("bias", size)][:1 + self.bias]
+
+
 class DenseShape(NamedTuple):
     """A dense layer behind the pooled row."""
 
@@ -43,6 +61,8 @@ class DenseShape(NamedTuple):
     """One of the values of `ACTIVATIONS`."""
     folder: str = ""
     """Folder of the checkpoint that its tensors lie in; "" = with all others."""
+    norm: NormShape | None = None
+    """Of what the activation gives; None = it stays."""
 
     @property
     def tensors(self) -> list[tuple[str, tuple[int, ...]]]:
@@ -72,12 +92,16 @@ class PoolingShape(Struct, frozen=True, kw_only=True):
     """Of scores, where a request does not say."""
     labels: tuple[str, ...] = ()
     """Names of the scores."""
+    longest: int | None = None
+    """Tokens of the longest text that it was trained for; None: as many as it has positions."""
+    lower_case: bool = False
+    """Texts are in lower case before they are encoded."""
     prompts: tuple[tuple[str, str], ...] = ()
     """(name, text) of what sentence-transformers puts before texts that are asked for by name."""
 
     def every_row(self, task: PoolingTask) -> bool:
         """Whether the result depends on the rows of all tokens."""
-        return self.kind != "last" or task in ("token_embed", "token_classify")
+        return self.kind != "last" or not self.causal or task in ("token_embed", "token_classify")
 
     @property
     def scores(self) -> int:
@@ -90,7 +114,11 @@ def read_pooling(path: Path, raw: dict[str, Any], model: ModelConfig) -> Pooling
 
     Raises `BadModel` naming file and field, and `BadConfig` for settings that do not fit.
     """
-    found = _of_class(path / "config.json", raw) or _of_modules(path, raw)
+    found = _of_class(path / "config.json", raw) or _of_modules(path, raw) or _of_encoder(
+        path / "config.json", raw)
+    if attends_to_both_sides(raw, architecture(raw)):
+        found = replace(found or PoolingShape(tasks=VECTORS, kind="mean", width=_hidden(
+            path / "config.json", raw)), causal=False)
     if model.runner == "generate":
         if found is not None:
             raise BadConfig(f"runner: {path.name} does not generate, its tasks are "
@@ -112,7 +140,9 @@ def pooling_only(raw: dict[str, Any]) -> bool:
 
 def generating_class(name: str) -> str:
     """The class that has the layers of a class for pooling alone: Qwen3ForCausalLM of
-    Qwen3ForSequenceClassification; of others the name itself."""
+    Qwen3ForSequenceClassification, BertModel of BertForMaskedLM; of others the name itself."""
+    if family := encoder_family(name):
+        return f"{family}Model"
     parts = _class_parts(name)
     return name if parts is None else f"{parts[0]}ForCausalLM"
 
@@ -146,9 +176,47 @@ def _of_class(where: Path, raw: dict[str, Any]) -> PoolingShape | None:
             activation="softmax" if process else "none",
             labels=labels if len(labels) == count else tuple(f"LABEL_{i}" for i in range(count)))
     tokens = suffix == "ForTokenClassification"
+    if encoder_family(parts[0] + suffix):
+        return _of_scoring_encoder(where, raw, hidden, labels, tokens)
     return PoolingShape(
         tasks=("token_classify",) if tokens else ("classify",), width=hidden, labels=labels,
         head=(DenseShape("score", len(labels), hidden, tokens),),
+        activation=_activation(where, raw, len(labels), tokens))
+
+
+def _of_encoder(where: Path, raw: dict[str, Any]) -> PoolingShape | None:
+    """Of one without a head or modules: the first token's row is the vector, as for vLLM, unless
+    a GGUF file says otherwise."""
+    if not encoder_family(architecture(raw)):
+        return None
+    return PoolingShape(tasks=VECTORS, width=_hidden(where, raw),
+                        kind=raw.get(GGUF, {}).get("pooling", "cls"))
+
+
+POOLED: dict[Any, PoolingKind] = {"cls": "cls", "bos": "cls", "mean": "mean"}
+"""What configs call what is classified (`classifier_pooling`)."""
+
+
+def _of_scoring_encoder(where: Path, raw: dict[str, Any], hidden: int, labels: tuple[str, ...],
+                        tokens: bool) -> PoolingShape:
+    """A dense layer, perhaps normed, and the product that makes scores."""
+    family = encoder_family(architecture(raw))
+    own, head = ENCODERS[family], DenseShape("score", len(labels), hidden, True)
+    layers, named = [head], raw.get("classifier_pooling", "late" if family == "EuroBert" else "cls")
+    if not tokens and named not in POOLED:
+        raise BadModel(f"{where}: classifier_pooling: {shown(named)} is not supported: "
+                       f"{', '.join(POOLED)} are", "model")
+    if own.tokens or not tokens:
+        eps = raw.get("norm_eps", 1e-5)
+        if not isinstance(eps, float) or not 0 < eps < 1:
+            raise BadModel(f"{where}: norm_eps: must be between 0 and 1, got {shown(eps)}", "model")
+        norm = NormShape("head.norm", hidden, raw.get("norm_bias") is True, eps) if own.norm else None
+        layers.insert(0, DenseShape("head.dense", hidden, hidden,
+                                    own.biased or raw.get("classifier_bias") is True,
+                                    own.activation, norm=norm))
+    return PoolingShape(
+        tasks=("token_classify",) if tokens else ("classify",), width=hidden, labels=labels,
+        head=tuple(layers), kind="cls" if tokens else POOLED[named],
         activation=_activation(where, raw, len(labels), tokens))
 
 
@@ -215,7 +283,8 @@ def _of_modules(path: Path, raw: dict[str, Any]) -> PoolingShape | None:
         if name == "Pooling":
             kind, width = _pooling(path / folder / "config.json", width)
         elif name == "Dense":
-            dense.append(_dense(path, folder, width))
+            dense.append(_dense(path, folder, width, "token_embeddings" if kind is None
+                                else "sentence_embedding"))
             width = dense[-1].rows
         elif name == "Normalize":
             normalize = True
@@ -223,15 +292,21 @@ def _of_modules(path: Path, raw: dict[str, Any]) -> PoolingShape | None:
             raise BadModel(f"{where}: {shown(module.get('type'))} is not supported: only "
                            "Transformer, Pooling, Dense and Normalize are", "model")
     tasks: tuple[PoolingTask, ...] = ("token_embed",) if kind is None else VECTORS
-    return PoolingShape(tasks=tasks, width=width, kind=kind or "last", normalize=normalize,
-                        dense=tuple(dense), prompts=_prompts(path))
+    settings = read_json(path / "sentence_bert_config.json", optional=True)
+    return PoolingShape(
+        tasks=tasks, width=width, kind=kind or "last", normalize=normalize, dense=tuple(dense),
+        longest=_longest(path, settings), lower_case=settings.get("do_lower_case") is True,
+        prompts=_prompts(path))
 
 
 def _modules(where: Path) -> list[dict[str, Any]]:
     try:
-        return msgspec.json.decode(read_file(where, MAX_JSON), type=list[dict[str, Any]])
+        found = msgspec.json.decode(read_file(where, MAX_JSON), type=list[dict[str, Any]])
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise BadModel(f"model: {where} is no list of JSON objects: {error}", "model") from None
+    if not found:
+        raise BadModel(f"model: {where} names no module", "model")
+    return found
 
 
 KINDS: dict[str, PoolingKind] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
@@ -256,18 +331,32 @@ def _pooling(where: Path, hidden: int) -> tuple[PoolingKind, int]:
     return KINDS[modes[0]], size
 
 
-def _dense(path: Path, folder: str, columns: int) -> DenseShape:
+def _dense(path: Path, folder: str, columns: int, takes: str) -> DenseShape:
+    """takes: what the library calls its input."""
     where = path / folder / "config.json"
     raw = read_json(where)
     rows, found = raw.get("out_features"), raw.get("in_features")
     if not isinstance(rows, int) or not 0 < rows <= MAX_INT32 or found != columns:
         raise BadModel(f"{where}: must lead from in_features {columns} to out_features, got "
                        f"{shown(found)} and {shown(rows)}", "model")
+    if raw.get("module_input_name", takes) != takes or raw.get("use_residual"):
+        raise BadModel(f"{where}: module_input_name, use_residual: must be {takes} and false",
+                       "model")
     named = str(raw.get("activation_function", "torch.nn.modules.activation.Tanh"))
     activation = ACTIVATIONS.get(named.rpartition(".")[2])
     if activation is None:
         raise BadModel(f"{where}: activation_function: {shown(named)} is not supported", "model")
     return DenseShape("linear", rows, columns, raw.get("bias", True) is True, activation, folder)
+
+
+def _longest(path: Path, settings: dict[str, Any]) -> int | None:
+    """The longest text: older versions of the library write it down themselves, newer ones leave it
+    to the tokenizer's settings, where a huge number stands for none."""
+    tokenizer = read_json(path / "tokenizer_config.json", optional=True)
+    for found in (settings.get("max_seq_length"), tokenizer.get("model_max_length")):
+        if isinstance(found, int) and 0 < found <= MAX_INT32:
+            return found
+    return None
 
 
 def _prompts(path: Path) -> tuple[tuple[str, str], ...]:

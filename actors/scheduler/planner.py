@@ -202,12 +202,17 @@ class Planner:
     def _add_chunk(self, draft: PartialPlan, sequence: SequenceState) -> None:
         state = self._state
         table, kv_cache, slot = state.table, state.kv_cache, sequence.slot
-        chunk = min(sequence.total - sequence.computed, draft.budget)
-        if sequence.background and state.foreground:
+        left = sequence.total - sequence.computed
+        chunk = min(left, draft.budget)
+        if state.whole_prompts:
+            chunk = 0 if chunk < left else left
+        elif sequence.background and state.foreground:
             chunk = min(chunk, kv_cache.page_size)
         if chunk > 0 and draft.rows and self.pacing is not None:
             if draft.allowance is None:
-                waiting = len(state.prefilling) + len(state.queue)
+                # Those that are pooled wait for no first token: streams need not make way for it.
+                waiting = len(state.queue) - state.queue.pooled + sum(
+                    not own.pooled for own in state.prefilling)
                 draft.allowance = self.pacing.allowance(
                     draft.rows * table.window, draft.rows, waiting, draft.unresolved)
             if draft.allowance is not None:
@@ -221,8 +226,8 @@ class Planner:
             room = min(kv_cache.available(g) for g in range(len(kv_cache.pools)))
             most = (int(table.held[slot]) + room) * kv_cache.page_size - sequence.computed
             # The end of the prompt may lack a page for the drafts alone: then it ends later.
-            chunk = min(chunk, most, sequence.total - sequence.computed - 1)
-            if chunk > 0:
+            chunk = min(chunk, most, left - 1)
+            if chunk > 0 and not state.whole_prompts:
                 appends = table.grow_to(slot, sequence.computed + chunk, kv_cache)
         if appends is None:
             return

@@ -119,7 +119,7 @@ class RequestLifecycle:
                              f"before these {len(request.prompt)}")
         if self.worker is None:
             return None
-        return check_request(request, self.worker, state.kv_cache)
+        return check_request(request, self.worker, state.kv_cache, state.whole_prompts)
 
     def _add(self, request: RequestState) -> None:
         self.state.add_request(request)
@@ -149,7 +149,8 @@ class RequestLifecycle:
         if self.worker is not None:
             for request in list(self.state.requests.values()):
                 with self.guard.of(request):
-                    rejection = check_request(request, self.worker, self.state.kv_cache)
+                    rejection = check_request(request, self.worker, self.state.kv_cache,
+                                              self.state.whole_prompts)
                     if rejection is None:
                         self._cap(request, self.worker)
                     else:

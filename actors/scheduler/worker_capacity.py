@@ -63,9 +63,10 @@ class WorkerGroup:
                     for same in pages])
 
 
-def check_request(request: RequestState, worker: Ready, kv_cache: KVCacheManager
-                  ) -> Rejection | None:
-    """Returns why this worker cannot run a request even alone; None if it can."""
+def check_request(request: RequestState, worker: Ready, kv_cache: KVCacheManager,
+                  whole_prompts: int = 0) -> Rejection | None:
+    """Returns why this worker cannot run a request even alone; None if it can. whole_prompts: see
+    `SchedulerState`."""
     if request.submit.deterministic and worker.inexact:
         return Rejection("invalid_request", "deterministic: this engine cannot keep it: "
                          f"{worker.inexact}")
@@ -77,6 +78,10 @@ def check_request(request: RequestState, worker: Ready, kv_cache: KVCacheManager
         more = " and one to generate" if pooling is None else ""
         return Rejection("context_overflow", f"prompt: {length} tokens{more} exceed "
                          f"max_model_len={worker.max_model_len}")
+    if 0 < whole_prompts < length:
+        return Rejection("context_overflow", f"prompt: {length} tokens exceed the "
+                         f"{whole_prompts} of a step (--max-num-batched-tokens), and the model "
+                         "takes each prompt in one")
     if length > capacity:
         return Rejection("context_overflow", f"prompt: {length} tokens need "
                          f"{kv_cache.pages_for(length + (window > 1))} pages of "

@@ -65,12 +65,15 @@ class TextModel:
             eos = self._with_tokenizer_eos(eos, size)
             end = self._tokenizer.token_to_id(str(self._templates.special.get("eos_token")))
             if settings.get("add_eos_token") is True and end is not None:
-                self._end_id, self._adds_end = end, _encode(self._tokenizer, "a", True)[-1] != end
+                self._end_id, self._adds_end = end, _encode(self._tokenizer, "a",
+                                                             True)[-1:] != [end]
+        wanted = config.model.max_model_len
+        pooling = read_pooling(self.path, self._json, config.model)
+        longest = models.longest_sequence(self.path, self._json, wanted)
+        if pooling is not None and pooling.longest is not None and wanted is None:
+            longest = min(longest, pooling.longest)
         self.facts = ModelFacts(
-            vocab_size=size,
-            max_model_len=models.longest_sequence(self.path, self._json,
-                                                    config.model.max_model_len),
-            eos_ids=eos, pooling=read_pooling(self.path, self._json, config.model),
+            vocab_size=size, max_model_len=longest, eos_ids=eos, pooling=pooling,
             strict_max_tokens=config.model.strict_max_tokens,
             generation=models.usable_defaults(self.path, generation),
             has_tokenizer=self._tokenizer is not None,
@@ -125,6 +128,8 @@ class TextModel:
         special tokens stay (transformers' `longest_first`). limit: as of `encode`.
         """
         tokenizer, texts = self._need_tokenizer("prompt"), [text] if pair is None else [text, pair]
+        if self.facts.pooling is not None and self.facts.pooling.lower_case:
+            texts = [one.lower() for one in texts]
         for one in texts if limit is not None else ():
             assert limit is not None
             self._refuse_long(tokenizer, one, "prompt", limit)

@@ -39,6 +39,7 @@ from actorium.gpu.families.dense_config import (
     seed_oss,
     smollm3,
 )
+from actorium.gpu.families.encoder_config import READERS, bidirectional
 from actorium.gpu.families.fp8_config import served_fp8
 from actorium.gpu.families.gemma_config import gemma3n, gemma4, gemma_layer
 from actorium.gpu.families.granite_config import (
@@ -205,6 +206,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Gemma4ForConditionalGeneration": Architecture(gemma4, gemma_layer),
     "Gemma3nForCausalLM": Architecture(gemma3n, gemma_layer),
     "Gemma3nForConditionalGeneration": Architecture(gemma3n, gemma_layer),
+    **{f"{family}Model": Architecture(read, causal_layer, named)
+       for family, (read, named) in READERS.items()},
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""
@@ -244,6 +247,7 @@ def shape_from_config(
     bits = 8.0 if fp8 and not fp8.online else stored.bits if stored else 0.0
     shape = (_by_transformers(raw, where, dtype, bits, own) if theirs else
              ARCHITECTURES[name].read(raw, where, dtype))
+    shape = bidirectional(shape, raw, where)
     shape = replace(shape, fp8=fp8, max_model_len=within(shape.max_model_len, max_model_len),
                     vision=None if text_only else shape.vision, pooling=pooling)
     if pooling is not None and not pooling.generates:

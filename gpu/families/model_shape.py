@@ -68,6 +68,8 @@ class ModelShape:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
+    down_bias: bool = False
+    """A dense MLP's last product has a bias, where its others have none."""
     mlp_name: str = "mlp."
     """What the names of a dense MLP's tensors begin with in a layer."""
     chunked: bool = False
@@ -94,8 +96,20 @@ class ModelShape:
     learned_positions: int = 0
     """Rows of a table of which that of its position is added to each embedding; 0 = there is
     none."""
+    token_types: int = 0
+    """Rows of a table of which that of its type (which of two texts it is of) is added to each
+    embedding; 0 = there is none."""
     embed_norm: bool = False
-    """Embeddings are normed."""
+    """Embeddings are normed: of a bidirectional model behind the sum with positions and types."""
+    final_norm: bool = True
+    """What the last layer gives is normed."""
+    bidirectional: bool = False
+    """Each token attends to all tokens of its prompt, or to those that are less than its layer's
+    window away, on both sides: a prompt is computed in one step, and nothing is kept in pages."""
+    post_norms: bool = False
+    """Norms come behind the sums of what a mixer, or an MLP, gives and takes."""
+    first_norm: bool = True
+    """The first layer norms what goes into attention."""
     head_bias: bool = False
     embed_scale: float = 1.0
     """On the embeddings."""
@@ -223,7 +237,9 @@ class ModelShape:
     def groups(self) -> tuple[LayerGroup, ...]:
         """The attention layers by window, in the order in which the windows first appear. Where
         there are none, one layer stands for them, whose pages nobody reads: the scheduler counts
-        tokens, and knows prefixes, by pages."""
+        tokens, and knows prefixes, by pages. So it is where no layer keeps anything."""
+        if self.bidirectional:
+            return (LayerGroup(0, (0,)),)
         by_window: dict[int, list[int]] = {}
         for i in self.attention_layers or (0,):
             if self.owns_kv(i):
@@ -350,7 +366,9 @@ class ModelShape:
     @property
     def kv_row(self) -> tuple[int, int]:
         """What a token leaves in the pages of an attention layer: (parts, width of each). The keys
-        of all heads and then their values; or one part, its latent."""
+        of all heads and then their values; or one part, its latent; or nothing."""
+        if self.bidirectional:
+            return 0, 0
         if self.latent is not None:
             return 1, self.latent.row
         return 2 * self.kv_heads, self.head_dim

@@ -3,8 +3,10 @@ vectors get, or the head that makes scores. In float32, on every rank alike."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -13,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from actorium.actors.errors import BadModel
-from actorium.actors.models.pooling_shape import DenseShape, PoolingShape
+from actorium.actors.models.pooling_shape import DenseShape, NormShape, PoolingShape
 from actorium.actors.params import ResolvedPooling
 from actorium.gpu.weights.lazy_tensors import WeightTensors, materialised
 from actorium.gpu.weights.safetensors_reader import checkpoint_files, unreadable
@@ -23,17 +25,21 @@ _ACTIVATIONS = {"none": lambda x: x, "tanh": torch.tanh, "relu": torch.relu,
                 "softmax": lambda x: x.softmax(-1)}
 
 
-class DenseLayer(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class DenseLayer:
     """A dense layer with its weights."""
 
     activation: str
     weight: Tensor
     """f32[rows, columns]"""
     bias: Tensor | None = None
+    norm: Callable[[Tensor], Tensor] = field(default=_ACTIVATIONS["none"], kw_only=True)
+    """Of what the activation gives."""
 
     def forward(self, x: Tensor) -> Tensor:
         """f32[n, columns] -> f32[n, rows]"""
-        return _ACTIVATIONS[self.activation](functional.linear(x, self.weight, self.bias))
+        return self.norm(_ACTIVATIONS[self.activation](
+            functional.linear(x, self.weight, self.bias)))
 
 
 class Pooler:
@@ -59,8 +65,18 @@ def load_pooler(shape: PoolingShape, path: Path, device: torch.device,
                 tensors: WeightTensors) -> Pooler:
     """path: of the checkpoint; tensors: those of its own folder, of which the head's are taken out.
     Raises `BadModel`."""
-    head = [DenseLayer(layer.activation, *(materialised(tensors.pop(f"{layer.name}.{part}"))
-                                           for part, _ in layer.tensors)) for layer in shape.head]
+    def taken(own: DenseShape | NormShape) -> list[Tensor]:
+        return [materialised(tensors.pop(f"{own.name}.{part}")) for part, _ in own.tensors]
+
+    def normed(own: NormShape | None) -> Callable[[Tensor], Tensor]:
+        if own is None:
+            return _ACTIVATIONS["none"]
+        weight, *bias = taken(own)
+        return partial(functional.layer_norm, normalized_shape=(own.width,), weight=weight,
+                       bias=bias[0] if bias else None, eps=own.eps)
+
+    head = [DenseLayer(layer.activation, *taken(layer), norm=normed(layer.norm))
+            for layer in shape.head]
     return Pooler(shape, [_dense(layer, path / layer.folder, device) for layer in shape.dense],
                   head)
 

@@ -17,6 +17,8 @@ from actorium.gpu.step.staging import Array, Upload
 from actorium.gpu.step.tables import I32, PROMPT_LOGPROBS, SlotTables
 from actorium.kernels.sampling_tables import LIMIT, WindowRows, WindowSizes
 
+NEVER = 2**31 - 1
+"""Where the second text of a prompt begins that has none."""
 _NONE, _ZERO = np.zeros(0, np.int32), np.zeros(1, np.int32)
 
 
@@ -98,6 +100,8 @@ class _ExtendPart:
     prompt_rows: list[I32] = field(default_factory=list)
     pooled: list[PooledRows] = field(default_factory=list)
     pooled_rows: list[I32] = field(default_factory=list)
+    pair_starts: list[int] = field(default_factory=list)
+    """Of each row of `rows`: see `ResolvedPooling`."""
     total: int = 0
 
 
@@ -151,6 +155,9 @@ def stage_rows(step: InputBatch, up: Upload) -> None:
                         ("rows", step.row_slots), ("length", ending[:, 1]),
                         ("wanted", logit_rows.astype(np.int32))):
         step.staged[name] = up.add(array)
+    if any(ext.pair_starts):
+        starts = np.repeat(np.array([own or NEVER for own in ext.pair_starts], np.int32), counts)
+        step.staged["types"] = up.add((position >= starts).astype(np.int32))
 
 
 def fill_batch(tables: SlotTables, step: InputBatch, up: Upload) -> None:
@@ -302,13 +309,15 @@ def _fill_mixed(t: SlotTables, step: InputBatch, ext: _ExtendPart, up: Upload) -
     tokens = tensor(join((long(token), dec.tokens)))
     positions, logit_rows = tensor(long(join((position, dec.position)))), tensor(long(wanted))
     lens = tensor(dec.lens) if count else None
+    types = tensor(long(up[step.staged["types"]])) if "types" in step.staged else None
     index, offset = position // t.page_size, position % t.page_size
     step.batches = batches = []
     for g, table in enumerate(t.pages):
         kv = join((table[slot, index] * t.page_size + offset, dec.kv[g]))
         batches.append(ForwardBatch(
             tokens, positions, tensor(long(kv)), _extend_rows(t, ext, table), ext.total, count,
-            tensor(dec.pages[g]) if count else None, lens, dec.bound, logit_rows, step.q_len))
+            tensor(dec.pages[g]) if count else None, lens, dec.bound, logit_rows, step.q_len,
+            types=types))
     step.positions = join((length, dec.sampled))
     step.following = long(up[step.staged["following"]]) if t.drafts.max_drafts else None
 
@@ -348,6 +357,7 @@ def _extends(t: SlotTables, extend: I32) -> _ExtendPart:
             first = out.total - (count if pooled.pooling.every_row else 1)
             out.pooled.append(PooledRows(slot, start, out.total - first, ends))
             out.pooled_rows.append(np.arange(first, out.total, dtype=np.int32))
+        out.pair_starts.append(0 if pooled is None else pooled.pooling.pair_start)
         if ends:
             seq.tokens = _NONE
     return out

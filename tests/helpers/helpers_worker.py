@@ -91,7 +91,8 @@ class Ring:
                                    states is not None, drafts=shape.drafts.max_drafts,
                                    host_pages=host.slots if host else 0,
                                    host_parts=host.parts if host else [],
-                                   pooling=list(pooling.tasks) if pooling else []), 0.0)
+                                   pooling=list(pooling.tasks) if pooling else [],
+                                   whole_prompts=bool(pooling and not pooling.causal)), 0.0)
         self.plans: deque[StepPlan] = deque()
         self.outputs: dict[int, Output] = {}
         self.most_in_flight = 0

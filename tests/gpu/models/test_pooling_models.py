@@ -18,8 +18,8 @@ from helpers_pooling import (
     resolved,
     write_classifier,
     write_embedder,
-    write_modules,
 )
+from helpers_pooling_files import write_modules
 from helpers_worker import make_runner
 from safetensors.torch import load_file, save_file
 from torch import Tensor
