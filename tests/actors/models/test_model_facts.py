@@ -100,4 +100,5 @@ def test_a_gguf_file(tmp_path: Path, name: str, kind: str) -> None:
     facts = model_facts(tmp_path / name)
     assert (facts.format, facts.family, facts.quantization) == ("gguf", "llama", kind)
     assert (facts.parameters, facts.context_length) == (88, 64)
+    assert facts.tasks == ("generate", "embed", "token_embed")
     assert facts.size == (tmp_path / name).stat().st_size
