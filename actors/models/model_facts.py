@@ -17,7 +17,8 @@ import msgspec
 from actorium.actors.config.tree import ModelConfig
 from actorium.actors.errors import BadModel
 from actorium.actors.models import model_dir
-from actorium.actors.models.gguf_file import gguf_files, read_gguf
+from actorium.actors.models.gguf_config import gguf_config
+from actorium.actors.models.gguf_file import GgufFile, gguf_files, read_gguf
 from actorium.actors.models.gguf_folder import SUFFIX as GGUF_SUFFIX
 from actorium.actors.models.model_classes import architecture
 from actorium.actors.models.model_files import SUFFIX, open_file
@@ -86,7 +87,7 @@ def _gguf_facts(path: Path, facts: CheckpointFacts) -> CheckpointFacts:
         kind = elements.most_common(1)[0][0]
     family = header.text("general.architecture", "")
     return facts._replace(family=family, format=GGUF, quantization=kind,
-                          parameters=elements.total(),
+                          parameters=elements.total(), tasks=_tasks(path, header),
                           context_length=header.number(f"{family}.context_length", 0))
 
 
@@ -109,10 +110,12 @@ def _checkpoint_facts(folder: Path, facts: CheckpointFacts) -> CheckpointFacts:
         context_length=model_dir.trained_length(config) or 0)
 
 
-def _tasks(folder: Path, config: dict[str, Any]) -> tuple[str, ...]:
-    """Returns what an engine without further flags does with the model."""
+def _tasks(path: Path, source: dict[str, Any] | GgufFile) -> tuple[str, ...]:
+    """Returns what an engine without further flags does with the model. source: its config.json, or
+    the GGUF file itself."""
     try:
-        pooling = read_pooling(folder, config, ModelConfig())
+        config = gguf_config(source) if isinstance(source, GgufFile) else source
+        pooling = read_pooling(path, config, ModelConfig())
     except BadModel:  # a start says what is wrong
         return ()
     if pooling is None:

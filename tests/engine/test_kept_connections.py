@@ -37,6 +37,7 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/messages", {"messages": TALE, "max_tokens": 200, "temperature": 0}),
     ("/generate", {"text": "A fox", "stream": True, "sampling_params": {
         "max_new_tokens": 200, "temperature": 0, "ignore_eos": True}}),
+    ("/v1/embeddings", {"input": [f"{i} foxes" for i in range(200)], "encoding_format": "base64"}),
     ("/api/chat", {"messages": TALE, "options": {"num_predict": 200, "temperature": 0}}),
     ("/api/generate", {"prompt": "A fox", "stream": False, "options": {
         "num_predict": 200, "temperature": 0}}),

@@ -11,8 +11,8 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 import torch
+from helpers_pooling import logits, write_classifier
 from helpers_text import byte_level
-from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from actorium.actors.client.client import Client
 from actorium.actors.gateway import actor
@@ -27,20 +27,14 @@ class Classifier:
 
     def __init__(self, folder: Path, labels: int) -> None:
         self.tokenizer = byte_level()
-        torch.manual_seed(labels)
-        names = {i: f"class-{i}" for i in range(labels)}
-        self.oracle = LlamaForSequenceClassification(LlamaConfig(
-            vocab_size=self.tokenizer.get_vocab_size(), hidden_size=32, intermediate_size=64,
-            num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-            max_position_embeddings=256, initializer_range=0.4, id2label=names,
-            label2id={name: i for i, name in names.items()}, pad_token_id=None)).eval()
-        self.oracle.save_pretrained(folder)
+        self.folder, self.labels = folder, [f"class-{i}" for i in range(labels)]
+        self.oracle = write_classifier(
+            folder, "LlamaForSequenceClassification", vocab_size=self.tokenizer.get_vocab_size(),
+            id2label=dict(enumerate(self.labels)), pad_token_id=None)
         self.tokenizer.save(str(folder / "tokenizer.json"))
-        self.folder, self.labels = folder, list(names.values())
 
     def logits(self, *texts: str) -> Any:
-        with torch.no_grad():
-            return self.oracle(torch.tensor([self.tokenizer.encode(*texts).ids])).logits[0]
+        return logits(self.oracle, self.tokenizer.encode(*texts).ids)[0]
 
     @contextmanager
     def served(self) -> Iterator[tuple[httpx.Client, Client]]:

@@ -10,6 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from helpers_pooling_files import write_modules
 
 from actorium.actors.models.model_facts import CheckpointFacts, files_digest, model_facts
 
@@ -51,6 +52,20 @@ def test_a_model_without_weights(tmp_path: Path) -> None:
     assert (facts.format, facts.family, facts.parameters) == ("safetensors", "gemma3_text", 0)
 
 
+def test_what_a_model_does(tmp_path: Path) -> None:
+    vectors = ("embed", "token_embed")
+    assert model_facts(checkpoint(tmp_path, {}, hidden_size=64)).tasks == ("generate", *vectors)
+    classes = ["Qwen3ForSequenceClassification"]
+    assert model_facts(checkpoint(tmp_path, {}, hidden_size=64, architectures=classes)).tasks == (
+        "classify",)
+    folder = checkpoint(tmp_path, {}, hidden_size=64)
+    write_modules(folder, "mean_tokens")
+    assert model_facts(folder).tasks == vectors
+    (folder / "modules.json").write_text("no")  # a start says what is wrong
+    facts = model_facts(folder)
+    assert (facts.tasks, facts.family) == ((), "qwen3")
+
+
 @pytest.mark.parametrize("content", [b"", b"\xff" * 8, struct.pack("<Q", 2) + b"[]",
                                      struct.pack("<Q", 12) + b'{"a":{"b":1}}'[:12],
                                      struct.pack("<Q", 13) + b'{"a":{"b":1}}'])
@@ -85,4 +100,5 @@ def test_a_gguf_file(tmp_path: Path, name: str, kind: str) -> None:
     facts = model_facts(tmp_path / name)
     assert (facts.format, facts.family, facts.quantization) == ("gguf", "llama", kind)
     assert (facts.parameters, facts.context_length) == (88, 64)
+    assert facts.tasks == ("generate", "embed", "token_embed")
     assert facts.size == (tmp_path / name).stat().st_size
