@@ -3,6 +3,7 @@ both sides of it. Nothing is kept of them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -42,16 +43,19 @@ def prompt_rows(lengths: Sequence[int], device: torch.device) -> list[AlikePromp
 
 
 def attend_prompts(q: Tensor, kv: Tensor, prompts: Sequence[AlikePrompts], scale: float,
-                   window: int = 0) -> Tensor:
+                   window: int = 0, distances: Tensor | None = None) -> Tensor:
     """[T, H, D]. q: [T, H, D]; kv: [T, 2 * kv_heads, D], keys and then values; prompts: see
     `prompt_rows`; window: a token attends to those that are less than so many away; 0 = to all of
-    its prompt."""
+    its prompt; distances: what heads add to scores, see `distance_table`, not with a window."""
     y = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     grouped = kv.shape[1] != 2 * q.shape[1]
     for own in prompts:
         length = own.rows.shape[1]
         keys, values = own.of(kv).chunk(2, 1)
         mask = near(length, window, q.device) if window and length > window else None
+        if distances is not None:
+            places = torch.arange(length, device=q.device)
+            mask = distances[:, places - places[:, None] + distances.shape[1] // 2]
         part = F.scaled_dot_product_attention(own.of(q), keys, values, mask, scale=scale,
                                               enable_gqa=grouped)
         part = part.transpose(1, 2).reshape(own.rows.numel(), *q.shape[1:])
@@ -65,3 +69,17 @@ def near(length: int, window: int, device: torch.device) -> Tensor:
     """bool[length, length]: which tokens are less than so many away from which."""
     places = torch.arange(length, device=device)
     return (places[:, None] - places).abs() < window
+
+
+def distance_table(buckets: Tensor, longest: int, farthest: int = 128) -> Tensor:
+    """[heads, 2 * longest - 1]: what each head adds to the score of a key that is from longest - 1
+    tokens before its query to as many behind it. buckets: [N, heads], of distances (T5, arXiv
+    1910.10683): half of them behind; of each half, half are single distances and the others grow,
+    up to `farthest`."""
+    away = torch.arange(1 - longest, longest, device=buckets.device)
+    half = len(buckets) // 2
+    single, distance = half // 2, away.abs()
+    growing = single + ((distance.clamp(min=1).float() / single).log()
+                        / math.log(farthest / single) * (half - single)).long()
+    index = torch.where(distance < single, distance, growing.clamp(max=half - 1))
+    return buckets[index + half * (away > 0)].t().contiguous()
