@@ -133,11 +133,6 @@ def read_pooling(path: Path, raw: dict[str, Any], model: ModelConfig) -> Pooling
     return _overridden(found, model.pooler_config)
 
 
-def pooling_only(raw: dict[str, Any]) -> bool:
-    """Whether the class that a config.json names generates nothing."""
-    return _class_parts(architecture(raw)) is not None
-
-
 def generating_class(name: str) -> str:
     """The class that has the layers of a class for pooling alone: Qwen3ForCausalLM of
     Qwen3ForSequenceClassification, BertModel of BertForMaskedLM; of others the name itself."""
@@ -283,7 +278,8 @@ def _of_modules(path: Path, raw: dict[str, Any]) -> PoolingShape | None:
         if name == "Pooling":
             kind, width = _pooling(path / folder / "config.json", width)
         elif name == "Dense":
-            dense.append(_dense(path, folder, width))
+            dense.append(_dense(path, folder, width, "token_embeddings" if kind is None
+                                else "sentence_embedding"))
             width = dense[-1].rows
         elif name == "Normalize":
             normalize = True
@@ -292,13 +288,10 @@ def _of_modules(path: Path, raw: dict[str, Any]) -> PoolingShape | None:
                            "Transformer, Pooling, Dense and Normalize are", "model")
     tasks: tuple[PoolingTask, ...] = ("token_embed",) if kind is None else VECTORS
     settings = read_json(path / "sentence_bert_config.json", optional=True)
-    longest = settings.get("max_seq_length")
-    if longest is not None and not (isinstance(longest, int) and 0 < longest <= MAX_INT32):
-        raise BadModel(f"{path / 'sentence_bert_config.json'}: max_seq_length: must be a number of "
-                       f"tokens, got {shown(longest)}", "model")
-    return PoolingShape(tasks=tasks, width=width, kind=kind or "last", normalize=normalize,
-                        dense=tuple(dense), longest=longest, prompts=_prompts(path),
-                        lower_case=settings.get("do_lower_case") is True)
+    return PoolingShape(
+        tasks=tasks, width=width, kind=kind or "last", normalize=normalize, dense=tuple(dense),
+        longest=_longest(path, settings), lower_case=settings.get("do_lower_case") is True,
+        prompts=_prompts(path))
 
 
 def _modules(where: Path) -> list[dict[str, Any]]:
@@ -333,18 +326,32 @@ def _pooling(where: Path, hidden: int) -> tuple[PoolingKind, int]:
     return KINDS[modes[0]], size
 
 
-def _dense(path: Path, folder: str, columns: int) -> DenseShape:
+def _dense(path: Path, folder: str, columns: int, takes: str) -> DenseShape:
+    """takes: what the library calls its input."""
     where = path / folder / "config.json"
     raw = read_json(where)
     rows, found = raw.get("out_features"), raw.get("in_features")
     if not isinstance(rows, int) or not 0 < rows <= MAX_INT32 or found != columns:
         raise BadModel(f"{where}: must lead from in_features {columns} to out_features, got "
                        f"{shown(found)} and {shown(rows)}", "model")
+    if raw.get("module_input_name", takes) != takes or raw.get("use_residual"):
+        raise BadModel(f"{where}: module_input_name, use_residual: must be {takes} and false",
+                       "model")
     named = str(raw.get("activation_function", "torch.nn.modules.activation.Tanh"))
     activation = ACTIVATIONS.get(named.rpartition(".")[2])
     if activation is None:
         raise BadModel(f"{where}: activation_function: {shown(named)} is not supported", "model")
     return DenseShape("linear", rows, columns, raw.get("bias", True) is True, activation, folder)
+
+
+def _longest(path: Path, settings: dict[str, Any]) -> int | None:
+    """The longest text: older versions of the library write it down themselves, newer ones leave it
+    to the tokenizer's settings, where a huge number stands for none."""
+    tokenizer = read_json(path / "tokenizer_config.json", optional=True)
+    for found in (settings.get("max_seq_length"), tokenizer.get("model_max_length")):
+        if isinstance(found, int) and 0 < found <= MAX_INT32:
+            return found
+    return None
 
 
 def _prompts(path: Path) -> tuple[tuple[str, str], ...]:
@@ -356,17 +363,18 @@ def _prompts(path: Path) -> tuple[tuple[str, str], ...]:
 # --- settings ------------------------------------------------------------------------------------
 
 def _overridden(shape: PoolingShape, given: dict[str, Any]) -> PoolingShape:
-    """The shape with vLLM's pooler config."""
+    """The shape with vLLM's pooler config, in which `activation` and `softmax` are earlier names of
+    `use_activation`."""
     changes: dict[str, Any] = {}
-    for name, value in given.items():
-        if name in ("pooling_type", "seq_pooling_type"):
-            changes["kind"] = value.lower()
-        elif name == "normalize":
-            changes["normalize"] = value
-        else:  # use_activation, or an earlier name of it
-            changes["activation"] = shape.activation if value else "none"
-            if value and shape.activation == "none" and shape.head:
-                changes["activation"] = "softmax" if shape.scores > 1 else "sigmoid"
-            if not shape.head:
-                changes = {**changes, "normalize": value, "activation": "none"}
+    if kind := given.get("seq_pooling_type", given.get("pooling_type")):
+        changes["kind"] = kind.lower()
+    on = given.get("use_activation", given.get("activation", given.get("softmax")))
+    if on is not None and not shape.head:
+        changes["normalize"] = on
+    elif on is not None:
+        usual = "softmax" if shape.scores > 1 else "sigmoid"
+        changes["activation"] = "none" if not on else usual if shape.activation == "none" \
+            else shape.activation
+    if "normalize" in given:
+        changes["normalize"] = given["normalize"]
     return replace(shape, **changes)

@@ -210,7 +210,9 @@ class Planner:
             chunk = min(chunk, kv_cache.page_size)
         if chunk > 0 and draft.rows and self.pacing is not None:
             if draft.allowance is None:
-                waiting = len(state.prefilling) + len(state.queue)
+                # Those that are pooled wait for no first token: streams need not make way for it.
+                waiting = len(state.queue) - state.queue.pooled + sum(
+                    not own.pooled for own in state.prefilling)
                 draft.allowance = self.pacing.allowance(
                     draft.rows * table.window, draft.rows, waiting, draft.unresolved)
             if draft.allowance is not None:

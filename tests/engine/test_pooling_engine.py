@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers_pooling import assert_near, hidden_rows, logits, write_classifier, write_embedder
+from helpers_runtime import short_dir
 from torch.nn import functional
 
 from actorium.actors.client.client import Client
@@ -33,9 +34,10 @@ def ask(client: Client, requests: list[Request]) -> list[Completion]:
     return found
 
 
-def test_texts_become_vectors_beside_completions(tmp_path: Path) -> None:
+def test_texts_become_vectors_beside_completions() -> None:
     """Of the demo model; a text has the vector of its tokens, and truncation cuts its end."""
-    with Engine(device="cpu", run_dir=str(tmp_path), max_num_batched_tokens=32) as engine:
+    with short_dir() as base, Engine(device="cpu", run_dir=str(base),
+                                     max_num_batched_tokens=32) as engine:
         client = engine.client
         info = client.server_info()
         assert info["tasks"] == ["generate", "embed", "token_embed"]
@@ -60,9 +62,10 @@ def test_texts_become_vectors_beside_completions(tmp_path: Path) -> None:
             ask(client, [Request(prompt="a", pooling=PoolingParams(task="embed", dimensions=9999))])
 
 
-def test_whoever_dies_each_vector_comes_once_and_is_right(tmp_path: Path) -> None:
-    with Engine("", null_worker=True, skip_tokenizer=True, run_dir=str(tmp_path), max_num_seqs=8,
-                max_num_batched_tokens=64) as engine:
+def test_whoever_dies_each_vector_comes_once_and_is_right() -> None:
+    with short_dir() as base, Engine(
+            "", null_worker=True, skip_tokenizer=True, run_dir=str(base), max_num_seqs=8,
+            max_num_batched_tokens=64) as engine:
         chance = np.random.default_rng(1)
         prompts = [chance.integers(0, 512, size).tolist()
                    for size in chance.integers(1, 200, 1200).tolist()]
@@ -85,8 +88,9 @@ def test_two_ranks_pool_as_one(tmp_path: Path) -> None:
     model = tmp_path / "model"
     scored = write_classifier(model, "LlamaForSequenceClassification", num_labels=3)
     prompts = [[5, 9, 100, 33], list(range(3, 80))]
-    with Engine(model, device="cpu", dtype="float32", skip_tokenizer=True, threads=2,
-                tensor_parallel_size=2, run_dir=str(tmp_path), max_num_batched_tokens=32) as engine:
+    with short_dir() as base, Engine(
+            model, device="cpu", dtype="float32", skip_tokenizer=True, threads=2,
+            tensor_parallel_size=2, run_dir=str(base), max_num_batched_tokens=32) as engine:
         assert engine.client.server_info()["tasks"] == ["classify"]
         told = ask(engine.client, [Request(prompt=own, pooling=CLASSIFY) for own in prompts])
         with pytest.raises(InvalidRequest, match="the model does not generate; it serves classify"):
@@ -99,8 +103,9 @@ def test_two_ranks_pool_as_one(tmp_path: Path) -> None:
 def test_a_decoder_served_for_vectors_alone(tmp_path: Path) -> None:
     model = tmp_path / "model"
     body = write_embedder(model)
-    with Engine(model, device="cpu", dtype="float32", skip_tokenizer=True, runner="pooling",
-                pooler_config={"pooling_type": "MEAN"}, run_dir=str(tmp_path)) as engine:
+    with short_dir() as base, Engine(
+            model, device="cpu", dtype="float32", skip_tokenizer=True, runner="pooling",
+            pooler_config={"pooling_type": "MEAN"}, run_dir=str(base)) as engine:
         assert engine.client.server_info()["tasks"] == ["embed", "token_embed"]
         (told,) = ask(engine.client, [Request(prompt=[5, 9, 100], pooling=EMBED)])
     assert told.pooled is not None

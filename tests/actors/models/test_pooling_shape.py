@@ -29,7 +29,7 @@ def test_a_decoder_generates_and_embeds_unless_settings_say_otherwise(tmp_path: 
     for settings in ({"runner": "pooling"}, {"convert": "embed"}):
         alone = shape(tmp_path, LLAMA, **settings)
         assert alone is not None and not alone.generates
-    with pytest.raises(BadConfig, match="convert: .* has no weights for classify, its tasks are em"):
+    with pytest.raises(BadConfig, match="convert: .* has no weights for classify, its tasks"):
         shape(tmp_path, LLAMA, convert="classify")
 
 
@@ -77,6 +77,11 @@ def test_modules_say_how_vectors_are_made(tmp_path: Path) -> None:
     assert found is not None and not found.generates and found.every_row("embed")
     assert (found.kind, found.width, found.normalize, found.longest) == ("mean", 24, False, 128)
     assert dict(found.prompts) == {"query": "Query: ", "document": ""}
+    (tmp_path / "sentence_bert_config.json").unlink()
+    for length, longest in ((77, 77), (10**30, None)):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": length}))
+        newer = shape(tmp_path, LLAMA)
+        assert newer is not None and newer.longest == longest
     changed = shape(tmp_path, LLAMA, pooler_config={"pooling_type": "CLS", "normalize": True})
     assert changed is not None and (changed.kind, changed.normalize) == ("cls", True)
 
@@ -92,7 +97,8 @@ MODULE = "sentence_transformers.models."
 
 
 @pytest.mark.parametrize(("modules", "why"), [
-    ([], "names no module"), ("[1, 2]", "is no list of JSON objects"), ("{", "is no list of JSON objects"),
+    ([], "names no module"), ("[1, 2]", "is no list of JSON objects"),
+    ("{", "is no list of JSON objects"),
     (["Pooling"], "Pooling' at place 0: only Transformer, Pooling, Dense and Normalize"),
     (["Transformer", "CNN"], "CNN' is not supported: only"),
     (["Transformer", "Normalize", "Pooling"], "Pooling' at place 2: only"),
@@ -129,6 +135,8 @@ def test_pooling_that_is_not_supported(tmp_path: Path, given: dict[str, Any], wh
 
 
 @pytest.mark.parametrize(("given", "why"), [
+    ({"module_input_name": "token_embeddings"}, "must be sentence_embedding and false"),
+    ({"use_residual": True}, "must be sentence_embedding and false"),
     ({"in_features": 63}, "must lead from in_features 64"), ({"out_features": 0}, "got 64 and 0"),
     ({"activation_function": "torch.nn.Mish"}, "activation_function: 'torch.nn.Mish' is not supp")])
 def test_dense_layers_that_are_not_supported(tmp_path: Path, given: dict[str, Any],
