@@ -184,6 +184,7 @@ def _learned(raw: dict[str, Any], where: Path, shape: ModelShape) -> ModelShape:
 READERS: dict[str, tuple[ConfigReader, Renames]] = {
     "Bert": (bert, ENCODER), "DistilBert": (distilbert, ENCODER),
     **dict.fromkeys(("Roberta", "XLMRoberta", "Camembert"), (roberta, ROBERTA_NAMES)),
-    "MPNet": (mpnet, ROBERTA_NAMES), "NomicBert": (nomic_bert, ENCODER), **dict.fromkeys(("Gte", "New"), (gte, ENCODER)),
+    "MPNet": (mpnet, ROBERTA_NAMES), "NomicBert": (nomic_bert, ENCODER),
+    **dict.fromkeys(("Gte", "New"), (gte, ENCODER)),
     "ModernBert": (modernbert, ENCODER), "EuroBert": (eurobert, ENCODER)}
 """Of `encoders.ENCODERS`: the reader of their configs, what their checkpoints call tensors."""
