@@ -65,15 +65,15 @@ def load_pooler(shape: PoolingShape, path: Path, device: torch.device,
                 tensors: WeightTensors) -> Pooler:
     """path: of the checkpoint; tensors: those of its own folder, of which the head's are taken out.
     Raises `BadModel`."""
-    def taken(own: DenseShape | NormShape) -> list[Tensor]:
-        return [materialised(tensors.pop(f"{own.name}.{part}")) for part, _ in own.tensors]
+    def taken(shape: DenseShape | NormShape) -> list[Tensor]:
+        return [materialised(tensors.pop(f"{shape.name}.{part}")) for part, _ in shape.tensors]
 
-    def normed(own: NormShape | None) -> Callable[[Tensor], Tensor]:
-        if own is None:
+    def normed(norm: NormShape | None) -> Callable[[Tensor], Tensor]:
+        if norm is None:
             return _ACTIVATIONS["none"]
-        weight, *bias = taken(own)
-        return partial(functional.layer_norm, normalized_shape=(own.width,), weight=weight,
-                       bias=bias[0] if bias else None, eps=own.eps)
+        weight, *bias = taken(norm)
+        return partial(functional.layer_norm, normalized_shape=(norm.width,), weight=weight,
+                       bias=bias[0] if bias else None, eps=norm.eps)
 
     head = [DenseLayer(layer.activation, *taken(layer), norm=normed(layer.norm))
             for layer in shape.head]

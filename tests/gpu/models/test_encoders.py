@@ -31,6 +31,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("camembert", "CamembertModel", {"type_vocab_size": 1}),
     ("xlm-roberta", "XLMRobertaModel", {"type_vocab_size": 1}),
     ("distilbert", "DistilBertModel", {}),
+    ("mpnet", "MPNetModel", {"max_position_embeddings": 182}),
     ("nomic", "NomicBertModel", {}),
     ("gte", "GteModel", {}),
     ("modernbert", "ModernBertModel", {"local_attention": 10, "num_hidden_layers": 4}),
@@ -74,7 +75,8 @@ def assert_near(got: Tensor, want: Tensor) -> None:
 def test_hidden_states_are_those_of_transformers(
         tmp_path: Path, architecture: str, options: dict[str, Any]) -> None:
     oracle = write_encoder(tmp_path, architecture, **options)
-    prompts, model = drawn(), load(tmp_path)
+    lengths = (*LENGTHS, 180) if architecture == "MPNetModel" else LENGTHS  # distances that grow
+    prompts, model = drawn(lengths), load(tmp_path)
     for got, prompt in zip(encoded(model, prompts), prompts, strict=True):
         assert_near(got, wanted(oracle, prompt))
 
@@ -105,6 +107,7 @@ HEADS: list[tuple[str, str, dict[str, Any]]] = [
     ("bert", "BertForSequenceClassification", {"num_labels": 3}),
     ("roberta-score", "RobertaForSequenceClassification", {"num_labels": 1}),
     ("xlm-roberta", "XLMRobertaForSequenceClassification", {"num_labels": 2}),
+    ("mpnet", "MPNetForSequenceClassification", {"num_labels": 2}),
     ("distilbert", "DistilBertForSequenceClassification", {"num_labels": 2}),
     ("modernbert", "ModernBertForSequenceClassification",
      {"num_labels": 3, "norm_bias": True, "classifier_bias": True}),
@@ -189,7 +192,7 @@ def test_bf16_rows_have_the_same_bits_alone_and_together(
         assert float(F.cosine_similarity(got.float(), want).min()) > 0.99
 
 
-@pytest.mark.parametrize("architecture", ["BertModel", "ModernBertModel"])
+@pytest.mark.parametrize("architecture", ["BertModel", "ModernBertModel", "MPNetModel"])
 def test_two_ranks_share_the_layers(tmp_path: Path, architecture: str) -> None:
     path = tmp_path / "model"
     oracle, prompts = write_encoder(path, architecture), drawn()
