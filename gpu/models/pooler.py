@@ -83,16 +83,16 @@ def load_pooler(shape: PoolingShape, path: Path, device: torch.device,
 
 def _dense(layer: DenseShape, folder: Path, device: torch.device) -> DenseLayer:
     """A dense layer that lies in a folder of its own."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for file in checkpoint_files(folder):
         try:
-            found |= load_file(folder / file)
+            tensors |= load_file(folder / file)
         except SafetensorError as error:
             raise unreadable(folder / file, error) from None
-    own: list[Tensor] = []
+    parts: list[Tensor] = []
     for part, size in layer.tensors:
         name = f"{layer.name}.{part}"
-        if name not in found or found[name].shape != size:
+        if name not in tensors or tensors[name].shape != size:
             raise BadModel(f"{folder}: {name}: must be there, of shape {list(size)}")
-        own.append(found[name].to(device, torch.float32))
-    return DenseLayer(layer.activation, *own)
+        parts.append(tensors[name].to(device, torch.float32))
+    return DenseLayer(layer.activation, *parts)
