@@ -109,6 +109,8 @@ class AdapterTable:
         """The last number; admissions with an adapter; different adapters that run."""
         self._changed = True
         """Something may be loaded, dropped or answered since the last `step`."""
+        self._admissible: frozenset[bytes] | None = None
+        """Adapters of the only sequences that may be admitted; None = all may."""
         self._counts = dict.fromkeys(("adapter_loads", "adapter_evictions", "adapter_failures"), 0)
         self._to_load: list[LoadAdapter] = []
         self._leaving: list[HeldAdapter] = []
@@ -330,9 +332,12 @@ class AdapterTable:
         for load in failed:
             self._refuse(load, BadModel.code, why)
 
-    def step(self) -> None:
+    def step(self, admissible: frozenset[bytes] | None = None) -> None:
         """Has the worker read what is wanted, as far as there is room, and forget what nobody can
-        ask for any more; answers the orders that are carried out."""
+        ask for any more; answers the orders that are carried out. admissible: adapters of the only
+        sequences that may be admitted, None = all may."""
+        self._changed |= admissible != self._admissible
+        self._admissible = admissible
         if not (self._limit and self._changed):
             return
         self._changed = False
@@ -357,8 +362,11 @@ class AdapterTable:
             if self._lacks(load.digest):
                 yield load.digest, load.call.path
         for digest, use in self._uses.items():
-            if use.waiting and self._lacks(digest):
+            if use.waiting and self._lacks(digest) and self._may_be_admitted(digest):
                 yield digest, use.path
+
+    def _may_be_admitted(self, digest: bytes) -> bool:
+        return self._admissible is None or digest in self._admissible
 
     def _lacks(self, digest: bytes) -> bool:
         return digest not in self._held and digest not in self._failed
@@ -370,10 +378,12 @@ class AdapterTable:
         if len(self._held) < self._most:
             return True
         loading = {load.digest for load in self._loads}
+        foreground = any(use.foreground for use in self._uses.values())
         idle = []
         for digest, held in self._held.items():
             use = self._uses.get(digest)
-            first = use is not None and use.waiting and not held.last
+            first = use is not None and not held.last and self._may_be_admitted(digest) \
+                and (use.foreground if foreground else use.waiting)
             if held.ready and digest not in loading and not first \
                     and (use is None or not use.running):
                 idle.append((use is not None, held.last, digest))

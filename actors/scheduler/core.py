@@ -173,12 +173,12 @@ class SchedulerCore(Core):
         requests = self.requests
         requests.end_overdue(now)
         self.sleep.step(bool(self._unresolved), now)
-        requests.step_adapters()
         self.outgoing.report_again(self.state)
         if self._guard.failed:
             requests.end_failed()
         if self._trials.active:
             self._trials.restrict(self.state)
+        requests.step_adapters()
         if self.masks and self._unresolved:
             for masks in self.masks.late_masks(self.state, self._unresolved[0], self._epoch):
                 self.outgoing.to_worker(masks)

@@ -267,7 +267,7 @@ class RequestLifecycle:
         """Has the worker read adapters and forget them, before the plans that need it."""
         if (adapters := self.state.adapters) is None:
             return
-        adapters.step()
+        adapters.step(self.state.admissible_adapters)
         for order in adapters.pop_orders(not self.state.slots_to_release):
             self.outgoing.to_worker(order)
         record, replies = adapters.pop_replies()

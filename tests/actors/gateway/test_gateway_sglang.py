@@ -204,7 +204,7 @@ def test_without_a_limit_there_are_128_tokens_or_what_fits(http: httpx.Client) -
     ({"sampling_params": {"custom_params": {"a": 1}}}, "sampling_params.custom_params"),
     ({"sampling_params": [GREEDY, GREEDY]}, "sampling_params: 2 for 1"),
     ({"text": ["a", "b"], "sampling_params": [{"n": 1}, {"n": 2}]}, "sampling_params: n"),
-    ({"lora_path": "x"}, "lora_path"), ({"image_data": ["x"]}, "image_data"),
+    ({"lora_path": "x"}, "lora_path"), ({"lora_id": "x"}, "lora_id"), ({"image_data": ["x"]}, "image_data"),
     ({"return_hidden_states": True}, "return_hidden_states"),
     ({"return_logprob": True, "logprob_start_len": 99}, "logprob_start_len"),
     ({"return_logprob": True, "top_logprobs_num": 21}, "top_logprobs_num"),

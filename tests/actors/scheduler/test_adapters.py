@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import msgspec
 import pytest
+from helpers_adapters import write_adapter
 from helpers_scheduler import (
     CLIENT,
     Ring,
@@ -32,6 +34,7 @@ from actorium.actors.messages import (
     NamedAdapter,
     Submit,
 )
+from actorium.actors.scheduler.adapter_reader import AdapterReader
 from actorium.actors.scheduler.adapters import PATIENCE, AdapterTable
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.recovery.recovery_log import PriorRun
@@ -328,6 +331,28 @@ def test_a_new_scheduler_knows_the_names_and_the_orders() -> None:
     # A new engine begins with what it is started with.
     fresh = core_of(1, settings, PriorRun(history, True, 2.0)).state.adapters
     assert fresh is not None and fresh.starting == {"a"} and not fresh.listed()
+
+
+def test_all_adapters_of_the_start_are_read_before_the_engine_is_ready(tmp_path: Path) -> None:
+    for name in "abc":
+        write_adapter(tmp_path / name, lora_alpha=ord(name))
+    settings = AdapterConfig(enable_lora=True, lora_modules=tuple(
+        f"{name}={tmp_path / name}" for name in "abc"))
+    core = core_of(1, settings)
+    reader, woken = AdapterReader(settings, core.state.adapters), Event()
+    core.on_message(msgspec.structs.replace(ring_with().worker.ready, epoch=1), 1.0)
+    reader.on_start(woken.set)
+    while core.state.adapters.starting:  # type: ignore[union-attr]
+        assert core.health().phase == "starting" and woken.wait(10)
+        woken.clear()
+        for order in reader.pop_ready():
+            core.on_message(order, 1.0)
+        for load in [send.message for _ in range(2) for send in core.on_wake(1.0)]:
+            if isinstance(load, LoadAdapter):
+                core.on_message(AdapterAnswer(1, 0, load.adapter.number), 1.0)
+        core.on_wake(1.0)
+    assert core.health().phase == "ready"
+    assert [each["rank"] for each in core.state.adapters.listed()] == [4, 4, 4]  # type: ignore[union-attr]
 
 
 def test_an_engine_does_not_start_without_its_adapters() -> None:
