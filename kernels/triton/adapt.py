@@ -28,10 +28,10 @@ def _rows_of(numbers: tl.tensor, blocks: tl.tensor) -> tuple[tl.tensor, tl.tenso
 
 
 @triton.jit(do_not_specialize=["apart", "ins", "rank"])
-def _low(x: tl.tensor, apart: tl.tensor, numbers: tl.tensor, blocks: tl.tensor, a: tl.tensor,
-         scales: tl.tensor, low: tl.tensor, ins: tl.tensor, rank: tl.tensor,
-         MODULES: tl.constexpr, WIDE: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr
-         ) -> None:
+def _to_rank(x: tl.tensor, apart: tl.tensor, numbers: tl.tensor, blocks: tl.tensor, a: tl.tensor,
+             scales: tl.tensor, low: tl.tensor, ins: tl.tensor, rank: tl.tensor,
+             MODULES: tl.constexpr, WIDE: tl.constexpr, RANKS: tl.constexpr,
+             COLUMNS: tl.constexpr) -> None:
     slot, place, live, row = _rows_of(numbers, blocks)
     parts = tl.cdiv(rank, RANKS)
     module = tl.program_id(1) // parts
@@ -52,9 +52,9 @@ def _low(x: tl.tensor, apart: tl.tensor, numbers: tl.tensor, blocks: tl.tensor, 
 
 
 @triton.jit(do_not_specialize=["apart", "outs", "rank"])
-def _add(y: tl.tensor, apart: tl.tensor, numbers: tl.tensor, blocks: tl.tensor, b: tl.tensor,
-         ends: tl.tensor, low: tl.tensor, outs: tl.tensor, rank: tl.tensor, MODULES: tl.constexpr,
-         RANKS: tl.constexpr, OUTS: tl.constexpr) -> None:
+def _from_rank(y: tl.tensor, apart: tl.tensor, numbers: tl.tensor, blocks: tl.tensor,
+               b: tl.tensor, ends: tl.tensor, low: tl.tensor, outs: tl.tensor, rank: tl.tensor,
+               MODULES: tl.constexpr, RANKS: tl.constexpr, OUTS: tl.constexpr) -> None:
     slot, place, live, row = _rows_of(numbers, blocks)
     module = tl.program_id(1)
     start = tl.load(ends + module - 1, mask=module > 0, other=0)
@@ -79,10 +79,10 @@ def adapt(x: Tensor, y: Tensor, rows: AdapterRows, stack: AdapterStack) -> Tenso
     low = torch.empty((len(rows.rows), modules * rank), dtype=torch.float32, device=x.device)
     x = x if x.stride(1) == 1 else x.contiguous()
     ranks = min(MOST, max(LANES, triton.next_power_of_2(rank)))
-    _low[(count, modules * triton.cdiv(rank, ranks))](
+    _to_rank[(count, modules * triton.cdiv(rank, ranks))](
         x, x.stride(0), rows.rows, rows.blocks, stack.a, stack.scales, low, stack.ins, rank,
         MODULES=modules, WIDE=wide(x.dtype), RANKS=ranks, COLUMNS=COLUMNS, num_warps=4)
-    _add[(count, modules, triton.cdiv(max(stack.widths), OUTS))](
+    _from_rank[(count, modules, triton.cdiv(max(stack.widths), OUTS))](
         y, y.stride(0), rows.rows, rows.blocks, stack.b, stack.ends, low, stack.b.shape[2], rank,
         MODULES=modules, RANKS=ranks, OUTS=OUTS, num_warps=4)
     return y
