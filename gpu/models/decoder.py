@@ -267,6 +267,7 @@ class Decoder(LoadedModel):
         self.ropes = [table.to(device) for table in rope_tables(shape)]
         self.end_part = Head(self.norm, shape.norm_eps, self.head, shape.logit_scale,
                              shape.logit_cap, shape.layer_norm)
+        self.serves_adapters = False
         self.passes: tuple[str, ...] = ()
         """Names of those that are on."""
         self.runs: list[LayerRun] = []
