@@ -14,30 +14,25 @@ Names are in the ledger; numbers are given anew for each worker. Pure.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from actorium.actors.config.adapter_settings import (
-    MAX_ADAPTERS,
-    AdapterConfig,
-    parse_lora_modules,
-)
-from actorium.actors.errors import BadModel, EngineUnavailable, InvalidRequest, UnknownAdapter
-from actorium.actors.ledger.records import AdapterEntry, AdaptersRecord
+from actorium.actors.config.adapter_settings import MAX_ADAPTERS, AdapterConfig
+from actorium.actors.errors import ActoriumError, BadModel, EngineUnavailable
+from actorium.actors.ledger.records import AdaptersRecord
 from actorium.actors.messages import (
     AdapterAnswer,
     AdapterOrder,
     AdapterRef,
     DropAdapter,
     LoadAdapter,
-    NamedAdapter,
     Reply,
 )
 from actorium.actors.runtime.beat_gauges import MARK, RUNNING_WITH, WAITING_FOR
+from actorium.actors.scheduler.adapter_names import AdapterNames, shown_entry
 from actorium.actors.scheduler.request_state import SequenceState
 
 LOG = logging.getLogger("actorium.scheduler")
@@ -45,8 +40,6 @@ PATIENCE = 64
 """Admissions with other adapters after which one that waits for a place goes first."""
 SHOWN_IN_USE = 64
 """Adapters whose sequences heartbeats tell of."""
-KNOWN_ORDERS = 64
-"""Orders whose repetition is answered as they were."""
 
 SERVES_NONE = "the worker serves no adapters with this model"
 
@@ -90,11 +83,7 @@ class AdapterTable:
         gets one before others; prior: what the ledger has, None = nothing."""
         self._ranks, self._epoch, self._patient = ranks, epoch, patient
         self._most = settings.max_cpu_loras or MAX_ADAPTERS
-        entries = [] if prior is None else prior.entries
-        self._names = {entry.adapter.name: entry for entry in entries}
-        self.starting = {module.name for module in parse_lora_modules(settings.lora_modules)} \
-            if prior is None else set()
-        """Names of the configuration that are not loaded yet."""
+        self.names = AdapterNames(settings, prior)
         self._limit: int | None = None
         """Different adapters that may run at once; None = there is no worker."""
         self._held: dict[bytes, HeldAdapter] = {}
@@ -103,8 +92,6 @@ class AdapterTable:
         """What this worker cannot serve, until a request or an order asks for it again."""
         self._loads: list[AdapterOrder] = []
         """Orders that wait for the worker's answer."""
-        self._done: OrderedDict[tuple[bytes, str], None] = OrderedDict.fromkeys(
-            () if prior is None else prior.orders)
         self._number = self._admissions = self._places = 0
         """The last number; admissions with an adapter; different adapters that run."""
         self._changed = True
@@ -119,12 +106,6 @@ class AdapterTable:
         self._record: AdaptersRecord | None = None
 
     # --- requests --------------------------------------------------------------------------------
-
-    def bound(self, adapter: NamedAdapter) -> NamedAdapter:
-        """Returns what a name stands for now, without a digest if it is unknown. What is bound
-        stays so."""
-        entry = self._names.get(adapter.name)
-        return adapter if adapter.digest or entry is None else entry.adapter
 
     def arrived(self, sequence: SequenceState) -> None:
         """Counts a sequence that waits."""
@@ -204,89 +185,58 @@ class AdapterTable:
         """Takes an order; what is loaded is answered by `step`. asleep: there is no worker, and
         will be none."""
         call, key = order.call, (order.client, order.call.rid)
-        if call.order == "list" or key in self._done:
+        if call.order == "list" or self.names.carried_out(order):
             self._reply(order)
         elif any((load.client, load.call.rid) == key for load in self._loads):
             return
         elif call.order == "unload":
-            self._unload(order)
+            self._end(order, self.names.unload(order))
         elif order.error:
-            self._refuse(order, BadModel.code, order.error)
+            self._refuse(order, BadModel(order.error))
         elif asleep:
-            self._refuse(order, EngineUnavailable.code, "the engine sleeps: wake it up first")
+            self._refuse(order, EngineUnavailable("the engine sleeps: wake it up first"))
         elif self._limit == 0:
-            self._refuse(order, BadModel.code, SERVES_NONE)
+            self._refuse(order, BadModel(SERVES_NONE))
         else:
             self._loads.append(order)
             self._failed.discard(order.digest)
             self._changed = True
 
-    def _unload(self, order: AdapterOrder) -> None:
-        name = order.call.name
-        if self._names.pop(name, None) is None:
-            self._refuse(order, UnknownAdapter.code, f"lora_name: there is no adapter {name!r}")
+    def _end(self, order: AdapterOrder, error: ActoriumError | None) -> None:
+        """Answers an order that was carried out, or could not be."""
+        if error is not None:
+            self._refuse(order, error)
             return
-        LOG.info("adapter %r is unloaded", name)
-        self._carried_out(order)
-
-    def _loaded(self, order: AdapterOrder) -> None:
-        """All ranks can serve what an order loads."""
-        call, known = order.call, self._names.get(order.call.name)
-        if known is not None and not (call.replace or not order.client):
-            self._refuse(order, InvalidRequest.code,
-                         f"lora_name: {call.name!r} is loaded already, from {known.adapter.path}; "
-                         "load_inplace replaces it")
-        elif known is None and len(self._names) >= MAX_ADAPTERS:
-            self._refuse(order, InvalidRequest.code,
-                         f"lora_name: {MAX_ADAPTERS} adapters are loaded already")
-        else:
-            self._names[call.name] = AdapterEntry(
-                NamedAdapter(call.name, call.path, order.digest), order.rank, order.base)
-            LOG.info("adapter %r is loaded from %s: rank %d, SHA-256 %s", call.name, call.path,
-                     order.rank, order.digest.hex())
-            self._carried_out(order)
-
-    def _carried_out(self, order: AdapterOrder) -> None:
-        if order.client:
-            self._done[order.client, order.call.rid] = None
-            if len(self._done) > KNOWN_ORDERS:
-                self._done.popitem(last=False)
-        self.starting.discard(order.call.name)
-        self._changed = True
-        self._record = self.record()
+        self._changed, self._record = True, self.names.record()
         self._reply(order)
 
     def _reply(self, order: AdapterOrder) -> None:
         if order.client:
             self._answer(order, {"adapters": self.listed()})
 
-    def _refuse(self, order: AdapterOrder, code: str, why: str) -> None:
+    def _refuse(self, order: AdapterOrder, error: ActoriumError) -> None:
         """Raises `BadModel` where an engine that starts cannot have what it is configured with."""
         if order.client:
-            self._answer(order, {"error": {"code": code, "message": why}})
+            self._answer(order, {"error": {"code": error.code, "message": error.message}})
             return
-        text = f"lora_modules: {order.call.name}: {why}"
+        text = f"lora_modules: {order.call.name}: {error.message}"
         if self._epoch == 1:
             raise BadModel(text, "adapters.lora_modules")
         LOG.error("%s", text)  # it was served before: what else there is goes on
-        self.starting.discard(order.call.name)
+        self.names.starting.discard(order.call.name)
 
     def _answer(self, order: AdapterOrder, content: dict[str, Any]) -> None:
         self._replies.append(Reply(order.call.rid, order.client, msgspec.json.encode(content)))
 
     def listed(self) -> list[dict[str, Any]]:
         """Returns what is shown of each adapter that has a name."""
-        found = []
-        for entry in self._names.values():
+        shown = []
+        for entry in self.names.entries.values():
             digest = entry.adapter.digest
             use = self._uses.get(digest, NO_USE)
-            found.append(shown_entry(entry) | {"loaded": self._ready(digest),
+            shown.append(shown_entry(entry) | {"loaded": self._ready(digest),
                                                "running": use.running, "waiting": use.waiting})
-        return found
-
-    def record(self) -> AdaptersRecord:
-        """Returns what must not be forgotten."""
-        return AdaptersRecord(list(self._names.values()), list(self._done))
+        return shown
 
     # --- the worker ------------------------------------------------------------------------------
 
@@ -330,7 +280,7 @@ class AdapterTable:
         failed = [load for load in self._loads if digest in (None, load.digest)]
         self._loads = [load for load in self._loads if load not in failed]
         for load in failed:
-            self._refuse(load, BadModel.code, why)
+            self._refuse(load, BadModel(why))
 
     def step(self, admissible: frozenset[bytes] | None = None) -> None:
         """Has the worker read what is wanted, as far as there is room, and forget what nobody can
@@ -344,15 +294,14 @@ class AdapterTable:
         done = [load for load in self._loads if self._ready(load.digest)]
         self._loads = [load for load in self._loads if load not in done]
         for load in done:
-            self._loaded(load)
-        named = {entry.adapter.digest for entry in self._names.values()}
-        needed = named | self._uses.keys() | {load.digest for load in self._loads}
+            self._end(load, self.names.load(load))
+        needed = self.names.digests | self._uses.keys() | {load.digest for load in self._loads}
         for held in [held for digest, held in self._held.items() if digest not in needed]:
             self._drop(held)
         for digest, path in self._wanted():
             if self._make_room():
                 self._hold(digest, path)
-        for entry in self._names.values():  # ahead of requests, while there is room
+        for entry in self.names.entries.values():  # ahead of requests, while there is room
             if len(self._held) < self._most and self._lacks(entry.adapter.digest):
                 self._hold(entry.adapter.digest, entry.adapter.path)
 
@@ -434,16 +383,17 @@ class AdapterTable:
 
     def gauges(self) -> dict[str, float]:
         """Returns the gauges for the heartbeat."""
-        found = {"adapters": len(self._names), "adapters_running": self._places,
-                 "adapters_held": sum(held.ready for held in self._held.values()), **self._counts}
+        gauges: dict[str, float] = {
+            "adapters": len(self.names.entries), "adapters_running": self._places,
+            "adapters_held": sum(held.ready for held in self._held.values()), **self._counts}
         left = SHOWN_IN_USE
-        for name, entry in self._names.items() if self._uses else ():
+        for name, entry in self.names.entries.items() if self._uses else ():
             use = self._uses.get(entry.adapter.digest)
             if use is not None and left:
                 left -= 1
-                found[f"{RUNNING_WITH}{MARK}{name}"] = use.running
-                found[f"{WAITING_FOR}{MARK}{name}"] = use.waiting
-        return found
+                gauges[f"{RUNNING_WITH}{MARK}{name}"] = use.running
+                gauges[f"{WAITING_FOR}{MARK}{name}"] = use.waiting
+        return gauges
 
     def audit(self, running: dict[bytes, int]) -> str:
         """Returns what is wrong with the books; "": nothing. running: sequences that have a slot,
@@ -454,9 +404,3 @@ class AdapterTable:
         if self._places != len(counted) or self._places > (self._limit or 0):
             return f"adapters: {self._places} places of {self._limit} for {len(counted)}"
         return ""
-
-
-def shown_entry(entry: AdapterEntry) -> dict[str, Any]:
-    """Returns what is shown of an adapter that has a name."""
-    return {"name": entry.adapter.name, "path": entry.adapter.path, "rank": entry.rank,
-            "base": entry.base, "digest": entry.adapter.digest.hex()}

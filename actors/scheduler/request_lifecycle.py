@@ -91,7 +91,7 @@ class RequestLifecycle:
         submit = received(submit, now)
         if submit.adapter is not None and self.state.adapters is not None:
             submit = msgspec.structs.replace(
-                submit, adapter=self.state.adapters.bound(submit.adapter))
+                submit, adapter=self.state.adapters.names.bound(submit.adapter))
         request = new_request_state(submit, self.next_sid)
         rejection = self._check(request, now) or self.masks.add_request(request)
         if rejection is not None:
