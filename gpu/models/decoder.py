@@ -31,7 +31,7 @@ from actorium.gpu.models.forward_context import (
     StatePlan,
     plan_attention,
 )
-from actorium.gpu.models.layer_weights import LayerWeights
+from actorium.gpu.models.layer_weights import LayerWeights, NamedProduct
 from actorium.gpu.models.rotary import rope_tables
 from actorium.gpu.parallel.rank_group import LoneRank, RankGroup
 from actorium.gpu.parallel.split_layers import SplitEmbedding, SplitHead
@@ -252,7 +252,10 @@ class Decoder(LoadedModel):
         """tensors: as `model_tensors` names them; they are taken out of the dict, but for those of
         the layer that drafts. The others: see `LoadedModel`; of a group, they are this rank's."""
         super().__init__(shape, device, attention, native, kernels, group)
-        whole = LayerWeights(tensors, "", self.ops, shape.norm_plus_one, group, device=device)
+        self.products: list[NamedProduct] = []
+        """All that were made, but for those in leaves; none once the model is loaded."""
+        whole = LayerWeights(tensors, "", self.ops, shape.norm_plus_one, group, device=device,
+                             made=self.products)
         # The largest first: what a layer is made of lies beside what was made before.
         self.embed, self.head = embedding_and_head(whole, shape)
         self.layers = [self.load_layer(whole.under(layer_prefix(i)), i)
@@ -264,6 +267,8 @@ class Decoder(LoadedModel):
         self.ropes = [table.to(device) for table in rope_tables(shape)]
         self.end_part = Head(self.norm, shape.norm_eps, self.head, shape.logit_scale,
                              shape.logit_cap, shape.layer_norm)
+        self.passes: tuple[str, ...] = ()
+        """Names of those that are on."""
         self.runs: list[LayerRun] = []
         """Of each layer, and then `end`, of norm and head: made by `pass_manager.install`."""
         self.end: Callable[[Tensor], Tensor] = unmade

@@ -234,7 +234,7 @@ def _turned(part: Part, heads: int, m: LatentShape, order: Tensor) -> Part:
 
     def turned(rows: Tensor) -> Tensor:
         still, own = rows.view(heads, each, *rows.shape[1:]).split([each - m.rope, m.rope], 1)
-        return torch.cat((still, own[:, order]), 1).flatten(0, 1)
+        return torch.cat((still, own[:, order.to(own.device)]), 1).flatten(0, 1)
 
-    return part._replace(weight=turned(part.weight),
+    return part._replace(weight=turned(part.weight), rows=turned(torch.arange(len(part.weight))),
                          bias=None if part.bias is None else turned(part.bias))

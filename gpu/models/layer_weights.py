@@ -45,6 +45,10 @@ class Part(NamedTuple):
     """i64[K], which column of the input meets each column of the weight; None: its own."""
     mapped: bool = False
     """The weight is pages of a file."""
+    module: str = ""
+    """Name of the checkpoint's module that the rows are of."""
+    rows: Tensor | None = None
+    """i64[N]: which of that module's rows each is; None: all of them in their order."""
 
     @property
     def kind(self) -> tuple[torch.dtype, int, RowFormat | None, bytes]:
@@ -54,16 +58,38 @@ class Part(NamedTuple):
         return self.weight.dtype, self.weight.shape[1], rows, order
 
 
+class ModuleRows(NamedTuple):
+    """Rows of a product's weight that are of one of the checkpoint's modules."""
+
+    module: str
+    outs: int
+    rows: Tensor | None = None
+    """See `Part`."""
+
+
+class NamedProduct(NamedTuple):
+    """A product, and the modules of the checkpoint that its weight is made of."""
+
+    product: Linear | Gated
+    modules: tuple[ModuleRows, ...]
+    """From its first row on."""
+    activation: str = ""
+    """Of a `Gated`."""
+
+
 class LayerWeights:
     """Tensors whose names begin with `prefix`; each is taken once."""
 
     def __init__(self, tensors: WeightTensors, prefix: str, ops: TorchOps, plus_one: bool,
                  group: RankGroup = LoneRank(), beside: int = 1,
-                 device: torch.device = torch.device("cpu")) -> None:
+                 device: torch.device = torch.device("cpu"),
+                 made: list[NamedProduct] | None = None) -> None:
         """plus_one: norms multiply by 1 + weight; group: of ranks that share the model; beside: see
-        `parts`; device: where what is made of no tensor lies."""
+        `parts`; device: where what is made of no tensor lies; made: gets all products that are
+        made, but for those in leaves."""
         self.tensors, self.prefix, self.ops, self.plus_one = tensors, prefix, ops, plus_one
         self.group, self.beside, self.device = group, beside, device
+        self.made = [] if made is None else made
 
     def under(self, prefix: str) -> LayerWeights:
         """Those with a longer prefix."""
@@ -72,13 +98,13 @@ class LayerWeights:
     def at(self, prefix: str) -> LayerWeights:
         """Those with another prefix."""
         return LayerWeights(self.tensors, prefix, self.ops, self.plus_one, self.group, self.beside,
-                            self.device)
+                            self.device, self.made)
 
     def parts(self) -> LayerWeights:
         """The same, of which each rank gives its part, its leaves side by side: for a mixture,
         which sums those of all its experts at once."""
         return LayerWeights(self.tensors, self.prefix, self.ops, self.plus_one,
-                            beside=self.group.leaves, device=self.device)
+                            beside=self.group.leaves, device=self.device, made=self.made)
 
     def mixture_sum(self) -> RankGroup | MixtureSum | None:
         """What sums `parts`; None: there is one."""
@@ -112,16 +138,19 @@ class LayerWeights:
         found = self.tensors[f"{self.prefix}{name}.weight"]
         return Part(self.pop(f"{name}.weight"), self.pop(f"{name}.bias") if bias else None,
                     self.optional(f"{name}{INPUT_ORDER}"),
-                    isinstance(found, LazyTensor) and found.mapped)
+                    isinstance(found, LazyTensor) and found.mapped, f"{self.prefix}{name}")
 
     def linear(self, bias: bool, *names: str) -> Linear:
         """Projections of the same input as one product."""
         blocks = self._blocks(names)
         if blocks is None:
             return self.product([self.part(bias, name) for name in names])
+        modules = self._in_blocks(names)
         own = [self.ops.linear_of_blocks(weight, self._biases(bias, part))
                for weight, part in blocks]
-        return own[0] if len(own) == 1 else ConcatLinear(own)
+        made = own[0] if len(own) == 1 else ConcatLinear(own)
+        self.made.append(NamedProduct(made, modules))
+        return made
 
     def summed(self, bias: bool, name: str) -> Linear:
         """A projection whose weight's columns the ranks share: what it gives is the sum of what
@@ -155,13 +184,18 @@ class LayerWeights:
         own = [_ordered(self.ops.linear(part.weight, part.bias), part) for part in stacked(parts)]
         if all(isinstance(each, TileLinear) for each in own):
             _let_go(parts)
-        return own[0] if len(own) == 1 else ConcatLinear(own)
+        made = own[0] if len(own) == 1 else ConcatLinear(own)
+        self.made.append(NamedProduct(made, _modules(parts)))
+        return made
 
     def gated(self, bias: bool, activation: str, *names: str) -> Gated:
         """Gate and up of an MLP."""
         blocks = self._blocks(names)
         if blocks is not None and len(blocks) == 1:
-            return self.ops.gated_of_blocks(blocks[0][0], self._biases(bias, names), activation)
+            modules = self._in_blocks(names)
+            own = self.ops.gated_of_blocks(blocks[0][0], self._biases(bias, names), activation)
+            self.made.append(NamedProduct(own, modules, activation))
+            return own
         if blocks is not None:
             return self.ops.gated_by(self.linear(bias, *names), activation)
         read = [self.part(bias, name) for name in names]
@@ -174,6 +208,7 @@ class LayerWeights:
         own = self.ops.gated(parts[0].weight, parts[0].bias, activation)
         if isinstance(own, TileGated):
             _let_go(read)
+        self.made.append(NamedProduct(own, _modules(read), activation))
         return own
 
     def clamped(self, bias: bool, clamp: tuple[float, float], *names: str) -> Gated:
@@ -203,6 +238,13 @@ class LayerWeights:
         runs = [list(run) for _, run in groupby(weights, lambda each: each[0][:2])]
         return [(stacked_blocks([weight for weight, _ in run]), [name for _, name in run])
                 for run in runs]
+
+    def _in_blocks(self, names: Sequence[str]) -> tuple[ModuleRows, ...]:
+        """Those of projections whose weights still lie in files."""
+        weights = [(f"{self.prefix}{name}", self.tensors[f"{self.prefix}{name}.weight"])
+                   for name in names]
+        return tuple(ModuleRows(name, own.blocks.outs) for name, own in weights
+                     if isinstance(own, LazyTensor) and own.blocks is not None)
 
     def _biases(self, bias: bool, names: Sequence[str]) -> Tensor | None:
         """Of these projections, whose weights have been laid out from their files."""
@@ -234,6 +276,10 @@ def stacked(parts: Sequence[Part]) -> list[Part]:
     return [own[0] if len(own) == 1 else Part(
         torch.cat([part.weight for part in own]), _stacked_bias(own), own[0].order)
         for own in runs]
+
+
+def _modules(parts: Sequence[Part]) -> tuple[ModuleRows, ...]:
+    return tuple(ModuleRows(part.module, len(part.weight), part.rows) for part in parts)
 
 
 def _let_go(parts: Sequence[Part]) -> None:

@@ -107,8 +107,13 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
                  config.device.kernels, group)
     model.drafter = load_drafter(model, tensors)
     model.vision = VisionTower(shape.vision, tensors, model.ops.tower) if shape.vision else None
-    on = choose(model, parse_passes(config.device.passes))
-    PassManager(model, on,
+    model.passes = choose(model, parse_passes(config.device.passes))
+    if not config.adapters.enable_lora:
+        model.products.clear()
+    elif config.device.exact != "off":
+        # Of a row without an adapter others in the step would else decide how its gate is rounded.
+        model.passes = tuple(own for own in model.passes if own != "gated_product")
+    PassManager(model, model.passes,
                 Path(dump) if (dump := config.device.dump_passes) else None).install()
     return model
 

@@ -141,9 +141,12 @@ def turned_projections(w: LayerWeights, s: ModelShape,
     q_bias = gate_bias = None
     if queries.bias is not None:
         q_bias, gate_bias = _split_gate(queries.bias, s)
-    own = [_ordered(Part(q, q_bias, queries.order), order), _ordered(keys, order), values]
-    return w.product(own), (
-        None if gate is None else w.product([Part(gate, gate_bias, queries.order)]))
+    rows, gate_rows = _split_gate(torch.arange(len(queries.weight)), s)
+    queries = queries._replace(mapped=False)
+    own = [_ordered(queries._replace(weight=q, bias=q_bias, rows=rows), order),
+           _ordered(keys, order), values]
+    return w.product(own), None if gate is None else w.product(
+        [queries._replace(weight=gate, bias=gate_bias, rows=gate_rows)])
 
 
 def _split_gate(stacked: Tensor, s: ModelShape) -> tuple[Tensor, Tensor | None]:
@@ -156,8 +159,9 @@ def _split_gate(stacked: Tensor, s: ModelShape) -> tuple[Tensor, Tensor | None]:
 
 def _ordered(part: Part, order: Tensor) -> Part:
     """The rows of each head in this order."""
-    weight, bias = (None if rows is None else
-                    rows.view(-1, len(order), *rows.shape[1:])[:, order].flatten(0, 1)
-                    for rows in part[:2])
-    assert weight is not None
-    return part._replace(weight=weight, bias=bias)
+    def ordered(rows: Tensor) -> Tensor:
+        return rows.view(-1, len(order), *rows.shape[1:])[:, order.to(rows.device)].flatten(0, 1)
+
+    rows = torch.arange(len(part.weight)) if part.rows is None else part.rows
+    return part._replace(weight=ordered(part.weight), rows=ordered(rows),
+                         bias=None if part.bias is None else ordered(part.bias))

@@ -112,7 +112,11 @@ class PartGraph:
         """The attribute that a node reads."""
         if not isinstance(node, Node) or node.op != "get_attr":
             raise TypeError(f"{self.name}: {node} is no attribute")
-        return attrgetter(str(node.target))(self.part)
+        return self.object_at(str(node.target))
+
+    def object_at(self, path: str) -> Any:
+        """The attribute of this path."""
+        return attrgetter(path)(self.part)
 
     @property
     def output(self) -> Node:

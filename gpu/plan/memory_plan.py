@@ -49,6 +49,10 @@ class Demand(NamedTuple):
     """Bytes of what a vision tower has made (media.encoder_cache_bytes)."""
     encoder_tokens: int = 0
     """Of the largest image or frame (media.max_encoder_tokens)."""
+    adapters: int = 0
+    """Adapters on the device at once (adapters.max_loras)."""
+    adapter_rank: int = 0
+    """Of their modules, at most (adapters.max_lora_rank)."""
 
 
 class Pool(NamedTuple):
@@ -242,13 +246,14 @@ class MemoryPlan:
 
 def demand_of(config: Config) -> Demand:
     """What an engine with this configuration asks of its worker."""
-    memory, scheduler = config.memory, config.scheduler
+    memory, scheduler, lora = config.memory, config.scheduler, config.adapters
     reuse = memory.prefix_cache and memory.checkpoint_policy != "none"
     speculation = parse_speculative(config.speculation.speculative)
     return Demand(scheduler.max_num_seqs, memory.page_size, scheduler.max_num_batched_tokens,
                   speculation.drafts, memory.kv_cache_dtype, memory.state_dtype,
                   memory.checkpoints if reuse else 0, memory.max_total_tokens, speculation.auto,
-                  config.media.encoder_cache_bytes, config.media.max_encoder_tokens)
+                  config.media.encoder_cache_bytes, config.media.max_encoder_tokens,
+                  lora.max_loras if lora.enable_lora else 0, lora.max_lora_rank)
 
 
 def make_plan(shape: ModelShape, demand: Demand, budget: int, name: str = "memory") -> MemoryPlan:

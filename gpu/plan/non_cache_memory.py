@@ -11,6 +11,7 @@ from actorium.actors.config.attention_names import asked_backends
 from actorium.actors.config.tree import Config
 from actorium.actors.runtime.memory_limits import MemoryLimit
 from actorium.gpu.attention.capabilities import CARDS, DECODE, EXTEND, needs_of, unmet
+from actorium.gpu.families.adapted_modules import adapter_bytes
 from actorium.gpu.families.model_shape import CODE_SCALE_BYTES, DTYPE_BYTES, ModelShape
 from actorium.gpu.families.vision_shape import VisionShape
 from actorium.gpu.plan.graph_memory import Graphs, graphs_estimate
@@ -79,6 +80,8 @@ def planned_bytes(plan: MemoryPlan, attention: int, graphs: Graphs = Graphs([], 
     found = {"weights": weight_bytes(shape),
             "tables": tables_estimate(shape, demand), "states": plan.used - pages, "pages": pages,
             "workspace": workspace_estimate(shape, demand, attention)}
+    if demand.adapters:
+        found["adapters"] = adapter_bytes(shape, demand.adapters, demand.adapter_rank)
     if shape.vision is not None:
         found |= {"encoder_cache": encoder_cache_bytes(shape, demand),
                  "encoder_workspace": encoder_work_bytes(shape, demand)}
@@ -215,6 +218,7 @@ def host_budget(config: Config, part: ModelShape, demand: Demand, limit: MemoryL
     own = WORKER_BYTES + weight_bytes(part) + tables_estimate(part, demand) \
         + workspace_estimate(part, demand, attention_bytes(
             part, demand, "cpu", torch_attends(config, part, "cpu")))
+    own += adapter_bytes(part, demand.adapters, demand.adapter_rank)
     if part.vision is not None:
         own += encoder_cache_bytes(part, demand) + encoder_work_bytes(part, demand)
     left = (limit.bytes - others * ACTOR_BYTES) // cluster.replica_shares

@@ -14,6 +14,7 @@ from actorium.actors.messages import StepPlan
 from actorium.gpu.step.batch import ExtendRow, ForwardBatch
 from actorium.gpu.step.staging import Array, Upload
 from actorium.gpu.step.tables import I32, PROMPT_LOGPROBS, SlotTables
+from actorium.kernels.adapter_rows import AdapterRows
 from actorium.kernels.sampling_tables import LIMIT, WindowRows, WindowSizes
 
 _NONE, _ZERO = np.zeros(0, np.int32), np.zeros(1, np.int32)
@@ -73,6 +74,9 @@ class InputBatch:
     following: Array = None
     """i64[extend tokens], device: the token after each extend row's; 0 after the last of an extend
     that ends. None without extends, and where nothing is ever drafted."""
+
+    adapted: AdapterRows | None = None
+    """Rows that have an adapter; None: no row has."""
 
     @property
     def tokens(self) -> int:

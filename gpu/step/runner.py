@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from actorium.actors.messages import RowMask, StepPlan, StepResult
+from actorium.gpu.adapters.adapter_slots import AdapterSlots, StagedRows
 from actorium.gpu.graphs.capture import Capturer
 from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner, GraphReplay
 from actorium.gpu.plan.graph_memory import GraphShape
@@ -126,6 +127,8 @@ class ModelRunner:
         self.host: HostPages | None = None
         self.staging: PageStaging | None = None
         """Of `host`, where pages are not on the host themselves."""
+        self.adapters: AdapterSlots | None = None
+        """None where no adapters are served."""
         self.wait: WaitForMasks = _no_masks
         self.window = 1
         """Rows of each decode of the last step."""
@@ -152,6 +155,8 @@ class ModelRunner:
     def reset(self) -> None:
         """Free every slot, and forget the copies that are under way."""
         self.tables.reset()
+        if self.adapters is not None:
+            self.adapters.reset()
         if self.staging is not None:
             self.staging.drop()
 
@@ -169,7 +174,9 @@ class ModelRunner:
         out = LaunchedStep(plan, step.slots, prompts=step.prompts)
         if self.host is not None and (plan.store or plan.load):
             out.lost = (self.staging or self.host).begin(plan.store, plan.load)
-        captured = None if self.graphs is None else self.graphs.serve(step, plan.drafts, up)
+        adapted = self._adapted(plan, step, up)
+        captured = None if self.graphs is None or adapted else self.graphs.serve(
+            step, plan.drafts, up)
         if captured is None:
             stage_rows(step, up)
         else:
@@ -177,6 +184,8 @@ class ModelRunner:
         self._pick(plan, step, up)
         on_queue()
         up.send()
+        if adapted is not None and self.adapters is not None:
+            step.adapted = self.adapters.rows(adapted, up)
         if self.states is not None and plan.admit:
             self.states.admit(plan.admit)
         if (images := self.tables.images) is not None:
@@ -197,6 +206,13 @@ class ModelRunner:
             slots = self.arrays.long(up[step.staged["masked"]])
             out.drafts = self.arrays.fetch(self.tables.drafts.tokens[slots, :plan.drafts])
         return out
+
+    def _adapted(self, plan: StepPlan, step: InputBatch, up: Upload) -> StagedRows | None:
+        """Which rows of the step have an adapter."""
+        if self.adapters is None:
+            return None
+        self.adapters.apply(plan)
+        return self.adapters.stage(step, up)
 
     def _pick(self, plan: StepPlan, step: InputBatch, up: Upload) -> None:
         """Add what log-probabilities, masks and drafts need on the device to the upload."""
@@ -254,6 +270,9 @@ class ModelRunner:
 
     def wanted_rows(self, step: InputBatch, recurrent: RecurrentBatch | None) -> Tensor:
         """[R, hidden]: the rows `logit_rows` before the final norm; all T where `all_rows`."""
+        if step.adapted is not None and self.adapters is not None:
+            self.served.add_eager(step.tokens, "adapters")
+            return self.adapters.layers.forward(step.adapted, step.batches, self.pools, recurrent)
         as_text = all(batch.images is None and batch.turned_to.dim() == 1 for batch in step.batches)
         if self.segments is None:
             why = "off"

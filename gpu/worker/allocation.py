@@ -11,6 +11,8 @@ from actorium.actors.config.parsed_values import parse_acceptance
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.runtime.memory_limits import memory_limit
+from actorium.gpu.adapters.adapted_layers import AdaptedLayers
+from actorium.gpu.adapters.adapter_slots import AdapterSlots
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.graphs.capture import ReportPhase
 from actorium.gpu.models.decoder import LoadedModel
@@ -40,11 +42,13 @@ from actorium.gpu.worker.warmup import compile_ahead, dummy_run, run_case
 LOG = logging.getLogger(__name__)
 
 
-def allocate(config: Config, model: LoadedModel, device: torch.device, report: ReportPhase
-             ) -> tuple[ModelRunner, Footprint, MemoryPlan]:
+def allocate(config: Config, model: LoadedModel, device: torch.device, report: ReportPhase,
+             adapted: AdaptedLayers | None = None) -> tuple[ModelRunner, Footprint, MemoryPlan]:
     """A runner with what the memory plan gives it, what the plan and CUDA say of its bytes, and the
-    plan."""
+    plan. adapted: the layers with adapters, where any are served."""
     shape, runner = model.shape, first_runner(config, model, device)
+    if adapted is not None:
+        runner.adapters = AdapterSlots(adapted, runner.tables.slots, runner.arrays)
     size, dtype = config.memory.page_size, kv_dtype(config.memory.kv_cache_dtype, model.dtype)
     slots, tables = runner.tables.slots, runner.tables
     if device.type == "cuda":

@@ -20,6 +20,9 @@ from typing import TYPE_CHECKING, Any
 from actorium.actors.config.cluster_settings import client_run_dir
 from actorium.actors.core import Context
 from actorium.actors.messages import (
+    AdapterAnswer,
+    DropAdapter,
+    LoadAdapter,
     Masks,
     PageAnswer,
     PageOrder,
@@ -34,6 +37,7 @@ from actorium.actors.messages import (
     Unloaded,
 )
 from actorium.actors.runtime.roles import rank_of
+from actorium.gpu.worker.adapter_thread import AdapterThread
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +68,8 @@ class ComputeThread:
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
-        self._work: SimpleQueue[StepPlan | Masks | Reset | Unload | Reload | None] = SimpleQueue()
+        self._work: SimpleQueue[StepPlan | Masks | Reset | Unload | Reload | DropAdapter
+                                | None] = SimpleQueue()
         self._harvest: SimpleQueue[TimedStep] = SimpleQueue()
         self._ready: Ready
         self._ranks: tuple[RankGroup, StepGate] | None = None
@@ -76,12 +81,14 @@ class ComputeThread:
         self._epoch = 0
         """Epoch of the scheduler that is served."""
         self._disk: DiskThreads | None = None
+        self._adapters = AdapterThread(rank_of(ctx.role), ctx.config.adapters.max_lora_rank,
+                                       self._answer)
         self._steps_trace: StepTrace | None = None
         self._unloaded = self._harvesting = False
         """The engine sleeps; the thread that waits for results runs."""
         self._adopted = False
         """The scheduler has greeted this worker; plans before that are for its predecessor."""
-        self.results: deque[Ready | StepResult | PageAnswer | Unloaded] = deque()
+        self.results: deque[Ready | StepResult | PageAnswer | Unloaded | AdapterAnswer] = deque()
         self.failure: BaseException | None = None
         self.phase, self.detail = "starting", "importing torch"
         self.memory: dict[str, float] = {}
@@ -105,7 +112,9 @@ class ComputeThread:
         """Queue a message. None: the scheduler has ended, and no masks will come."""
         if self._disk is not None and isinstance(message, PageOrder | Reset):
             self._disk.submit(message)  # orders do not wait behind the reset in the queue
-        if isinstance(message, PageOrder):
+        if isinstance(message, LoadAdapter):
+            self._adapters.submit(message)
+        if isinstance(message, PageOrder | LoadAdapter):
             return
         if isinstance(message, StepPlan):
             self.plans_received += 1
@@ -190,6 +199,8 @@ class ComputeThread:
                 self._answer(Unloaded(message.epoch, rank_of(self._ctx.role)))
             elif isinstance(message, StepPlan):
                 self.plans_dropped += 1
+            elif isinstance(message, DropAdapter):
+                self._adapters.drop(message)
             elif message is None:
                 self._gate.leave()
         self._unloaded = False
@@ -208,6 +219,8 @@ class ComputeThread:
                 if message.epoch == plan.epoch:
                     raise ValueError(f"masks: a plan came instead of those of step {plan.step}")
                 self.plans_dropped += 1
+            elif isinstance(message, DropAdapter):
+                self._adapters.drop(message)
             elif message is None:
                 self._gate.leave()
                 raise StepAbandoned
@@ -231,6 +244,7 @@ class ComputeThread:
         self._forget()  # copies touch no slot any more once another scheduler knows of them
         if reset.epoch > self._epoch:
             self._gate.pass_by(reset.epoch)
+            self._adapters.reset(reset.epoch)
             if self._disk is not None:
                 self._disk.reset(reset.epoch)
         self._epoch, self._adopted = reset.epoch, reset.worker > 0
@@ -252,7 +266,9 @@ class ComputeThread:
                 ahead.note_pages(message)
             if isinstance(message, StepPlan | Reset | Unload):
                 return message
-            if message is None:
+            if isinstance(message, DropAdapter):
+                self._adapters.drop(message)
+            elif message is None:
                 self._gate.leave()
 
     def _load(self, kept: HostPages | None
@@ -286,7 +302,12 @@ class ComputeThread:
         if (images := opened.runner.tables.images) is not None:
             images.open(client_run_dir(self._ctx.config.cluster, self._ctx.run_dir))
         self._ready = opened.ready
+        if opened.reader is not None and opened.runner.adapters is not None:
+            opened.runner.adapters.known = self._adapters.known
+            self._adapters.reader = opened.reader
         if first:
+            threading.Thread(target=self._run_guarded, args=(self._adapters.run,),
+                             name="adapters", daemon=True).start()
             self._disk = opened.disk
             if opened.disk is not None:
                 opened.disk.start(self._answer, self._run_guarded)
@@ -314,7 +335,7 @@ class ComputeThread:
         self.steps += 1
         self._post()
 
-    def _answer(self, answer: PageAnswer | Ready | Unloaded) -> None:
+    def _answer(self, answer: PageAnswer | Ready | Unloaded | AdapterAnswer) -> None:
         self.results.append(answer)
         self._post()
 

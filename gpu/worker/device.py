@@ -28,6 +28,8 @@ from actorium.actors.runtime.memory_limits import available_memory
 from actorium.actors.runtime.roles import rank_of
 from actorium.actors.runtime.rundir import GROUP, remove_group
 from actorium.actors.runtime.worker_info import WorkerInfo
+from actorium.gpu.adapters.adapter_reader import AdapterReader
+from actorium.gpu.adapters.adapter_setup import OpenedAdapters, check_adapters, open_adapters
 from actorium.gpu.families.architectures import read_shape
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.graphs.capture import ReportPhase
@@ -84,6 +86,8 @@ class OpenedDevice(NamedTuple):
     info: WorkerInfo
     disk: DiskThreads | None = None
     """Not begun."""
+    reader: AdapterReader | None = None
+    """None where no adapters are served."""
 
 
 def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[str, float],
@@ -99,11 +103,12 @@ def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[s
     device = pick_device(config.device, group.place)
     with _timed(seconds, "load"):
         report("loading", "")
-        model, weights, files = _load(config, epoch, device, report, group, run_dir)
+        model, weights, files, adapters = _load(config, epoch, device, report, group, run_dir)
     require_exact(model, config.device.exact)
     with _timed(seconds, "allocate"):
         report("warming", "allocating")
-        runner, footprint, plan = allocate(config, model, device, report)
+        runner, footprint, plan = allocate(config, model, device, report,
+                                           adapters and adapters.layers)
         footprint.measured |= {"weights": weights, **held_bytes(runner)}
         footprint.formats = bytes_by_format(model.shape)
     with _timed(seconds, "warm up"):
@@ -124,7 +129,7 @@ def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[s
     LOG.info("exact: %s", info.exact)
     LOG.info("-O%d: passes %s; graphs: %s", info.level, info.passes,
              info.graphs or f"none ({info.no_graphs or 'none were asked for'})")
-    return OpenedDevice(runner, ready, footprint, meter, info, disk)
+    return OpenedDevice(runner, ready, footprint, meter, info, disk, adapters and adapters.reader)
 
 
 @contextmanager
@@ -136,14 +141,16 @@ def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
 
 
 def _load(config: Config, epoch: int, device: torch.device, report: ReportPhase, group: RankGroup,
-          run_dir: Path | None) -> tuple[LoadedModel, int, ExactFiles]:
-    """The model with its weights, their bytes, and what is known of `--exact auto`; what the config
-    alone rules out is refused before it loads."""
+          run_dir: Path | None
+          ) -> tuple[LoadedModel, int, ExactFiles, OpenedAdapters | None]:
+    """The model with its weights, their bytes, what is known of `--exact auto`, and what serves
+    adapters; what the config alone rules out is refused before it loads."""
     path = resolve(config.model.model)
     shape = read_shape(path, config).split(group.place.size)
     max_drafts(config, shape)
     check_positions(config, shape, available_memory())
     check_tiers(config, shape)
+    check_adapters(config, shape)
     if device.type == "cuda" and not (
             config.device.disable_custom_all_reduce or config.device.kernels == "torch"
             or triton_fault(device)):
@@ -157,7 +164,8 @@ def _load(config: Config, epoch: int, device: torch.device, report: ReportPhase,
     model = load_model(path, files.to_load(config), device,
                        lambda what, done, of: report("loading", f"{what} {done}/{of}"), group,
                        partial(keep_winners, most=most, run_dir=run_dir) if measured else keep_all)
-    return model, taken(device) - before, files
+    weights = taken(device) - before
+    return model, weights, files, open_adapters(path, config, model)
 
 
 def _device_name(device: torch.device) -> str:
@@ -177,7 +185,9 @@ def _ready(config: Config, epoch: int, runner: ModelRunner, shape: ModelShape, i
         slots=tables.slots, max_model_len=shape.max_model_len, vocab_size=shape.vocabulary,
         device=info.device, checkpoints=states.checkpoints if states else 0,
         recurrent=states is not None, load_seconds=seconds, drafts=tables.drafts.max_drafts,
-        rank=place.rank, inexact=info.inexact, **tier_capacity(runner, config))
+        rank=place.rank, inexact=info.inexact,
+        adapters=runner.adapters.layers.slots if runner.adapters else 0,
+        **tier_capacity(runner, config))
 
 
 def join_ranks(ctx: Context) -> tuple[RankGroup, StepGate]:

@@ -142,11 +142,13 @@ def longest_cases(t: SlotTables, budget: int) -> list[WarmupCase]:
 # --- bytes ---------------------------------------------------------------------------------------
 
 def held_bytes(runner: ModelRunner) -> dict[str, int]:
-    """Bytes that the runner's tables, states and pages were allocated with, and what is kept of
-    images."""
+    """Bytes that the runner's tables, states and pages were allocated with, the slots of adapters,
+    and what is kept of images."""
     held = {"tables": tables_bytes(runner.tables),
             "states": runner.states.bytes if runner.states else 0,
             "pages": sum(pool.bytes for pool in runner.all_pools)}
+    if runner.adapters is not None:
+        held["adapters"] = runner.adapters.layers.nbytes
     images = runner.tables.images
     return held if images is None else {**held, "encoder_cache": images.kept.nbytes}
 
@@ -159,10 +161,12 @@ def tables_bytes(tables: SlotTables) -> int:
 
 
 def cache_tensors(runner: ModelRunner) -> list[Tensor]:
-    """Every tensor of pages and states, and of what is kept of images."""
+    """Every tensor of pages and states, of adapters' slots, and of what is kept of images."""
     found = [own for pool in runner.all_pools for own in pool.tensors]
     if runner.tables.images is not None:
         found.append(runner.tables.images.kept)
+    if runner.adapters is not None:
+        found += [own for stack in runner.adapters.layers.stacks for own in (stack.a, stack.b)]
     if runner.states is not None:
         found += [part for layer in runner.states.layers for part in layer]
     return found

@@ -101,6 +101,8 @@ SIGNATURES = {
     "strided": [c_int64] + _POINTER * 3 + [c_int64] * 16 + [c_float],
     "move_rows": [c_void_p, c_int64] + _POINTER * 2 + [c_int64] * 3 + [c_int],
     "sigmoid_mul": _POINTER * 3 + [c_int64],
+    "adapt_rows": [c_void_p, c_int64] * 2 + [c_int] + _POINTER * 2 + [c_int64] + _POINTER * 6
+                  + [c_int64] * 4 + [c_int],
     "gather_columns": [c_void_p, c_int64] + _POINTER * 2 + [c_int64] * 2,
     "crc_of": [c_void_p, c_int64, c_void_p],
     "page_copies": [c_void_p, c_int64] + _POINTER * 3 + [c_int64] + _POINTER * 2 + [c_int] * 2,

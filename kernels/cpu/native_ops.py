@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from actorium.kernels.adapter_rows import AdapterRows, AdapterStack
 from actorium.kernels.cpu.attention_native import address_of
 from actorium.kernels.cpu.column_parts import LongLinear, can_split, leaf_linear
 from actorium.kernels.cpu.experts_native import choose_experts, combine_rows, native_experts
@@ -188,6 +189,19 @@ class NativeOps(TorchOps):
         if not weights.dtype == outs.dtype == torch.bfloat16:
             return combine(weights, outs)
         return combine_rows(self.lib, self.threads, weights, outs)
+
+    def adapt(self, x: Tensor, y: Tensor, rows: AdapterRows,  # type: ignore[override]
+              stack: AdapterStack) -> Tensor:
+        """A row has the same bits among any others."""
+        x = x if x.stride(1) == 1 else x.contiguous()
+        low = torch.empty((len(rows.rows), stack.a.shape[1]))
+        self.lib.adapt_rows(
+            x.data_ptr(), x.stride(0), y.data_ptr(), y.stride(0), y.dtype is torch.float32,
+            rows.rows.data_ptr(), rows.blocks.data_ptr(), len(rows.blocks), stack.a.data_ptr(),
+            stack.b.data_ptr(), stack.scales.data_ptr(), stack.ranks.data_ptr(),
+            stack.ends.data_ptr(), low.data_ptr(), len(stack.widths), stack.rank, stack.ins,
+            stack.b.shape[2], self.threads)
+        return y
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         x = x.contiguous()

@@ -26,6 +26,7 @@ from actorium.kernels.reference.activation import (
     gelu_mul,
     silu_mul,
 )
+from actorium.kernels.reference.adapt import adapt
 from actorium.kernels.reference.apply_plan import apply_plan
 from actorium.kernels.reference.causal_conv import conv_extend, conv_step, conv_tokens
 from actorium.kernels.reference.delta_rule import delta_extend
@@ -169,6 +170,8 @@ class TorchOps:
         """Experts without a gate, whose activation is the square of what is above 0. up: [E, I, H];
         down: [E, H, I]. Raises `TypeError` unless `groups_experts`."""
         raise TypeError(f"{self.name}: experts are run one by one")
+
+    adapt = staticmethod(adapt)
 
     def tune(self, device: torch.device, rehearsal: bool = False) -> None:
         """Choose among ways to run the products that steps so far have run, by measuring. Waits

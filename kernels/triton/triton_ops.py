@@ -23,6 +23,7 @@ from actorium.kernels.scaled_linear import DequantisedLinear, ScaledLinear, has_
 from actorium.kernels.triton.activation import activate, gelu_mul, silu_mul
 from actorium.kernels.triton.activation_fp8 import gelu_mul_fp8, silu_mul_fp8
 from actorium.kernels.triton.activation_int8 import gelu_mul_int8, silu_mul_int8
+from actorium.kernels.triton.adapt import adapt
 from actorium.kernels.triton.apply_plan import apply_plan
 from actorium.kernels.triton.causal_conv import conv_extend, conv_step, conv_tokens
 from actorium.kernels.triton.commit import commit, commit_likeliest
@@ -114,6 +115,7 @@ class TritonOps(TorchOps):
     delta_window = staticmethod(delta_window)
     ssd_step = staticmethod(ssd_step)
     apply_plan = staticmethod(apply_plan)
+    adapt = staticmethod(adapt)
 
     def __init__(self) -> None:
         self.products = Products()

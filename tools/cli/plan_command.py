@@ -20,6 +20,7 @@ from actorium.actors.models.gguf_folder import SUFFIX
 from actorium.actors.models.obtain import with_model_path
 from actorium.actors.runtime.memory_limits import memory_limit
 from actorium.gpu.attention.capabilities import CARDS
+from actorium.gpu.families.adapted_modules import adapter_bytes
 from actorium.gpu.families.architectures import shape_from_config
 from actorium.gpu.families.fp8_config import otherwise_quantized, unquantized
 from actorium.gpu.families.model_shape import ModelShape
@@ -217,6 +218,10 @@ def _outside(part: ModelShape, demand: Demand, config: Config,
             BytesBeside("graphs", captured, detail)]
     if not on_cpu and (staged := staging_bytes(config, part)):
         found.append(BytesBeside("page staging", staged, "pages on their way to and from the host"))
+    if demand.adapters:
+        held = adapter_bytes(part, demand.adapters, demand.adapter_rank)
+        found.append(BytesBeside("adapters", held, f"{demand.adapters} of rank "
+                                 f"{demand.adapter_rank} at most"))
     if part.vision is None:
         return found
     return [*found, BytesBeside("encoder cache", encoder_cache_bytes(part, demand),

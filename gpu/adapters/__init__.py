@@ -1,0 +1,1 @@
+"""LoRA adapters: many of them, and the model by itself, in one step."""
