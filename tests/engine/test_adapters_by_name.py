@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers_adapters import adapter_tensors, write_adapter
+from helpers_adapter_files import adapter_tensors, write_adapter
 from helpers_served import Served, serving
 
 from actorium.actors.errors import BadModel, EngineFailed, InvalidRequest, UnknownAdapter
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.params import SamplingParams
-from actorium.tools.chaos.adapter_rows import adapters
+from actorium.tools.chaos.lora_rows import adapters
 from actorium.tools.cli import main
 from actorium.tools.null.null_worker import VOCAB, adapted_seed, next_token
 
@@ -202,3 +202,18 @@ def test_a_thousand_loads_and_unloads_leave_memory_as_it_was() -> None:
     assert row["wrong"] == [] and row["adapted"] > 100
     settled, end = row["memory"]
     assert end < settled + (32 << 20), f"{settled} bytes after 100 cycles, {end} after 1000"
+
+
+def test_replicas_have_the_adapters_of_their_start(folder: Path) -> None:
+    with Engine("", null_worker=True, skip_tokenizer=True, replicas=2, enable_lora=True,
+                lora_modules=(f"one={folder / 'one'}",)) as engine:
+        client, params = engine.client, SamplingParams(max_tokens=4, seed=1, ignore_eos=True)
+        (listed,) = client.adapters()
+        seed = adapted_seed(1, bytes.fromhex(listed["digest"]))
+        want = [next_token(seed, len(PROMPT) + i, VOCAB) for i in range(4)]
+        several = client.generate([PROMPT] * 8, params, adapter="one")
+        assert [one.token_ids for one in several] == [want] * 8
+        with pytest.raises(UnknownAdapter, match="model: 'x' is not served here"):
+            client.generate(PROMPT, params, adapter="x")
+        with pytest.raises(InvalidRequest, match="load: replicas have the adapters that"):
+            client.load_adapter("two", folder / "two")

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from helpers_adapters import write_adapter
+from helpers_adapter_files import write_adapter
 from helpers_scheduler import (
     CLIENT,
     Ring,
@@ -34,7 +34,7 @@ from actorium.actors.messages import (
     NamedAdapter,
     Submit,
 )
-from actorium.actors.scheduler.adapter_reader import AdapterReader
+from actorium.actors.scheduler.adapter_file_reader import AdapterFileReader
 from actorium.actors.scheduler.adapters import PATIENCE, AdapterTable
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.recovery.recovery_log import PriorRun
@@ -340,7 +340,7 @@ def test_all_adapters_of_the_start_are_read_before_the_engine_is_ready(tmp_path:
     settings = AdapterConfig(enable_lora=True, lora_modules=tuple(
         f"{name}={tmp_path / name}" for name in "abc"))
     core = core_of(1, settings)
-    reader, woken = AdapterReader(settings, core.state.adapters), Event()
+    reader, woken = AdapterFileReader(settings, core.state.adapters), Event()
     core.on_message(msgspec.structs.replace(ring_with().worker.ready, epoch=1), 1.0)
     reader.on_start(woken.set)
     while core.state.adapters.names.starting:  # type: ignore[union-attr]

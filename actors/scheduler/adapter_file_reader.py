@@ -20,7 +20,7 @@ MAX_ERROR = 4000
 """Characters of an error."""
 
 
-class AdapterReader:
+class AdapterFileReader:
     """Orders to load adapters wait here while a thread reads the files: to hash them takes a second
     for each gigabyte or so."""
 
