@@ -96,6 +96,8 @@ class AdapterTable:
         """The last number; admissions with an adapter; different adapters that run."""
         self._changed = True
         """Something may be loaded, dropped or answered since the last `step`."""
+        self._requests_next = False
+        """Requests get the next room before orders do."""
         self._admissible: frozenset[bytes] | None = None
         """Adapters of the only sequences that may be admitted; None = all may."""
         self._counts = dict.fromkeys(("adapter_loads", "adapter_evictions", "adapter_failures"), 0)
@@ -301,18 +303,19 @@ class AdapterTable:
         for digest, path in self._wanted():
             if self._make_room():
                 self._hold(digest, path)
+                self._requests_next = any(load.digest == digest for load in self._loads)
         for entry in self.names.entries.values():  # ahead of requests, while there is room
             if len(self._held) < self._most and self._lacks(entry.adapter.digest):
                 self._hold(entry.adapter.digest, entry.adapter.path)
 
     def _wanted(self) -> Iterator[tuple[bytes, str]]:
-        """Yields (digest, path) of what is waited for, and not held."""
-        for load in self._loads:
-            if self._lacks(load.digest):
-                yield load.digest, load.call.path
-        for digest, use in self._uses.items():
-            if use.waiting and self._lacks(digest) and self._may_be_admitted(digest):
-                yield digest, use.path
+        """Yields (digest, path) of what is waited for, and not held. Where there is little room,
+        orders and requests take turns."""
+        loads = [(load.digest, load.call.path) for load in self._loads]
+        requests = [(digest, use.path) for digest, use in self._uses.items()
+                    if use.waiting and self._may_be_admitted(digest)]
+        both = requests + loads if self._requests_next else loads + requests
+        return (wanted for wanted in both if self._lacks(wanted[0]))
 
     def _may_be_admitted(self, digest: bytes) -> bool:
         return self._admissible is None or digest in self._admissible

@@ -199,7 +199,7 @@ def test_streams_keep_their_adapters_through_loads_and_deaths() -> None:
 @pytest.mark.chaos
 def test_a_thousand_loads_and_unloads_leave_memory_as_it_was() -> None:
     row = adapters(2, 1000, 6)
-    assert row["wrong"] == [] and row["adapted"] > 100
+    assert row["wrong"] == [] and row["adapted"] > 30
     settled, end = row["memory"]
     assert end < settled + (32 << 20), f"{settled} bytes after 100 cycles, {end} after 1000"
 
