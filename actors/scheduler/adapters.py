@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -71,9 +72,6 @@ class AdapterUse:
     """Admissions with other adapters while it waited for a place."""
 
 
-NO_USE = AdapterUse("")
-
-
 class AdapterTable:
     """All adapters of one engine; see the module."""
 
@@ -88,6 +86,8 @@ class AdapterTable:
         """Different adapters that may run at once; None = there is no worker."""
         self._held: dict[bytes, HeldAdapter] = {}
         self._uses: dict[bytes, AdapterUse] = {}
+        self._due: set[bytes] = set()
+        """Those that have waited for a place for so long that they go first."""
         self._failed: set[bytes] = set()
         """What this worker cannot serve, until a request or an order asks for it again."""
         self._loads: list[AdapterOrder] = []
@@ -130,12 +130,15 @@ class AdapterTable:
         self._places += not use.running
         use.running += 1
         use.passed = 0
+        self._due.discard(digest)
         self._admissions += 1
         held.last = self._admissions
         if self._patient:
             for other, waits in self._uses.items():
                 if waits.foreground and not waits.running and self._ready(other):
                     waits.passed += 1
+                    if waits.passed > PATIENCE:
+                        self._due.add(other)
         return held.number
 
     def vacated(self, sequence: SequenceState) -> None:
@@ -156,6 +159,7 @@ class AdapterTable:
             use.foreground -= not sequence.background
             if not (use.waiting or use.running):
                 del self._uses[digest]
+                self._due.discard(digest)
             self._changed = True
 
     def blocked(self, digest: bytes, in_turn: bool = True) -> bool:
@@ -168,9 +172,8 @@ class AdapterTable:
         use = self._uses[digest]
         if not use.running and self._places >= (self._limit or 0):
             return True
-        return in_turn and use.passed <= PATIENCE and any(
-            other.passed > PATIENCE and other.foreground and self._ready(key)
-            for key, other in self._uses.items())
+        return in_turn and digest not in self._due and any(
+            self._uses[due].foreground and self._ready(due) for due in self._due)
 
     def _ready(self, digest: bytes) -> bool:
         held = self._held.get(digest)
@@ -188,7 +191,7 @@ class AdapterTable:
         will be none."""
         call, key = order.call, (order.client, order.call.rid)
         if call.order == "list" or self.names.carried_out(order):
-            self._reply(order)
+            self._answer(order)
         elif any((load.client, load.call.rid) == key for load in self._loads):
             return
         elif call.order == "unload":
@@ -210,11 +213,7 @@ class AdapterTable:
             self._refuse(order, error)
             return
         self._changed, self._record = True, self.names.record()
-        self._reply(order)
-
-    def _reply(self, order: AdapterOrder) -> None:
-        if order.client:
-            self._answer(order, {"adapters": self.listed()})
+        self._answer(order)
 
     def _refuse(self, order: AdapterOrder, error: ActoriumError) -> None:
         """Raises `BadModel` where an engine that starts cannot have what it is configured with."""
@@ -227,16 +226,17 @@ class AdapterTable:
         LOG.error("%s", text)  # it was served before: what else there is goes on
         self.names.starting.discard(order.call.name)
 
-    def _answer(self, order: AdapterOrder, content: dict[str, Any]) -> None:
-        self._replies.append(Reply(order.call.rid, order.client, msgspec.json.encode(content)))
+    def _answer(self, order: AdapterOrder, content: dict[str, Any] | None = None) -> None:
+        if order.client:
+            self._replies.append(Reply(order.call.rid, order.client, msgspec.json.encode(
+                content or {"adapters": self.listed()})))
 
     def listed(self) -> list[dict[str, Any]]:
         """Returns what is shown of each adapter that has a name."""
         shown = []
         for entry in self.names.entries.values():
-            digest = entry.adapter.digest
-            use = self._uses.get(digest, NO_USE)
-            shown.append(shown_entry(entry) | {"loaded": self._ready(digest),
+            use = self._uses.get(entry.adapter.digest, AdapterUse(""))
+            shown.append(shown_entry(entry) | {"loaded": self._ready(entry.adapter.digest),
                                                "running": use.running, "waiting": use.waiting})
         return shown
 
@@ -251,10 +251,8 @@ class AdapterTable:
 
     def on_no_worker(self) -> None:
         """The worker is gone; nothing runs."""
-        self._held.clear()
-        self._failed.clear()
-        self._to_load.clear()
-        self._leaving.clear()
+        for known in (self._held, self._failed, self._to_load, self._leaving):
+            known.clear()
         self._limit, self._changed = None, True
 
     def on_answer(self, answer: AdapterAnswer) -> tuple[bytes, str] | None:
@@ -279,9 +277,8 @@ class AdapterTable:
 
     def _fail_loads(self, digest: bytes | None, why: str) -> None:
         """Refuses the orders that wait for an adapter; None = for any."""
-        failed = [load for load in self._loads if digest in (None, load.digest)]
-        self._loads = [load for load in self._loads if load not in failed]
-        for load in failed:
+        for load in [load for load in self._loads if digest in (None, load.digest)]:
+            self._loads.remove(load)
             self._refuse(load, BadModel(why))
 
     def step(self, admissible: frozenset[bytes] | None = None) -> None:
@@ -293,13 +290,12 @@ class AdapterTable:
         if not (self._limit and self._changed):
             return
         self._changed = False
-        done = [load for load in self._loads if self._ready(load.digest)]
-        self._loads = [load for load in self._loads if load not in done]
-        for load in done:
+        for load in [load for load in self._loads if self._ready(load.digest)]:
+            self._loads.remove(load)
             self._end(load, self.names.load(load))
         needed = self.names.digests | self._uses.keys() | {load.digest for load in self._loads}
-        for held in [held for digest, held in self._held.items() if digest not in needed]:
-            self._drop(held)
+        for digest in [digest for digest in self._held if digest not in needed]:
+            self._drop(self._held[digest])
         for digest, path in self._wanted():
             if self._make_room():
                 self._hold(digest, path)
@@ -389,13 +385,12 @@ class AdapterTable:
         gauges: dict[str, float] = {
             "adapters": len(self.names.entries), "adapters_running": self._places,
             "adapters_held": sum(held.ready for held in self._held.values()), **self._counts}
-        left = SHOWN_IN_USE
-        for name, entry in self.names.entries.items() if self._uses else ():
-            use = self._uses.get(entry.adapter.digest)
-            if use is not None and left:
-                left -= 1
-                gauges[f"{RUNNING_WITH}{MARK}{name}"] = use.running
-                gauges[f"{WAITING_FOR}{MARK}{name}"] = use.waiting
+        in_use = (entry.adapter for entry in self.names.entries.values()
+                  if entry.adapter.digest in self._uses)
+        for adapter in islice(in_use, SHOWN_IN_USE):
+            use = self._uses[adapter.digest]
+            gauges[f"{RUNNING_WITH}{MARK}{adapter.name}"] = use.running
+            gauges[f"{WAITING_FOR}{MARK}{adapter.name}"] = use.waiting
         return gauges
 
     def audit(self, running: dict[bytes, int]) -> str:
