@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from actorium.actors.client.media import Video as Video
     from actorium.actors.errors import ActoriumError as ActoriumError
     from actorium.actors.launcher.engine import Engine as Engine
+    from actorium.actors.params import PoolingParams as PoolingParams
     from actorium.actors.params import SamplingParams as SamplingParams
     from actorium.actors.params import Structured as Structured
 
@@ -27,6 +28,7 @@ _WHERE = {
     "Engine": "actorium.actors.launcher.engine",
     "Image": "actorium.actors.client.media",
     "Video": "actorium.actors.client.media",
+    "PoolingParams": "actorium.actors.params",
     "SamplingParams": "actorium.actors.params",
     "Structured": "actorium.actors.params",
 }

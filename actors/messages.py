@@ -90,7 +90,8 @@ class TraceContext(Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     state: TraceState = ""
     """`tracestate`, as the caller has sent it."""
     operation: Short = ""
-    """chat | text_completion: what OpenTelemetry calls it; the tokenizer sets it."""
+    """chat | text_completion | embeddings: what OpenTelemetry calls it; or classify. The tokenizer
+    sets it."""
 
 
 # --- client -> tokenizer (front) -----------------------------------------------------------------
@@ -647,8 +648,9 @@ class RowLogprobs(Struct, frozen=True, array_like=True, gc=False):
 class StepResult(Message):
     """The output of a step, in the order of the plan's sampled rows.
 
-    Sampled rows: first the extends that ended their prompt (in plan order, without those that are
-    pooled), then `decode`. A decode emits between one token and one more than the drafts it verified.
+    Sampled rows: first the extends that ended their prompt (in plan order; without those that are
+    pooled), then `decode`. A decode emits between one token and one more than the drafts it
+    verified.
     """
 
     epoch: Epoch

@@ -7,8 +7,8 @@
   detokenizer; `TokenRules` and the grammar stay with the scheduler, which makes masks of them.
 - a row of the worker's resident tables (`gpu/step/tables.py`).
 
-A request for a vector or for scores has `PoolingParams` beside them, which the tokenizer resolves to
-`ResolvedPooling`.
+A request for a vector or for scores has `PoolingParams` beside them, which the tokenizer resolves
+to `ResolvedPooling`.
 
 Only `msgspec` is imported here: this module is part of the light client.
 """
@@ -247,8 +247,8 @@ class PoolingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
     """What a request wants of its prompt in place of a completion."""
 
     task: PoolingTask
-    """embed: one vector; classify: one row of scores, of a text or (cross-encoders) a pair of texts;
-    token_embed, token_classify: the same of every token."""
+    """embed: one vector; classify: one row of scores, of a text or (by cross-encoders) of a pair of
+    texts; token_embed, token_classify: the same of every token."""
     dimensions: int | None = None
     """Of embed: keep so many leading numbers of the vector, of models that were trained for it
     (Matryoshka, arXiv 2205.13147); None = all."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "model": ("model-path", "hf-repo"),
+    "pooler_config": ("override-pooler-config",),
     "max_model_len": ("context-length", "ctx-size"),
     "language_model_only": ("language-only",),
     "skip_tokenizer": ("skip-tokenizer-init",),

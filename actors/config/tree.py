@@ -63,6 +63,16 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Whose code runs the model: auto (ours where the config's class is one of ours, else that of
     transformers) | actorium | transformers (its class, over our pages: slower, without passes and
     graphs). docs/models.md says what of an engine goes with it."""
+    runner: str = "auto"
+    """auto (completions and vectors of a decoder that generates; of a checkpoint for vectors or
+    scores those alone) | generate (completions alone) | pooling (no completions: the head over the
+    vocabulary takes no memory). docs/pooling.md"""
+    convert: str = "auto"
+    """What a checkpoint is served for where it pools: auto | none (as it is made) | embed |
+    classify (refused where it has no weights for that)."""
+    pooler_config: dict[str, Any] = {}
+    """How prompts are pooled, in place of what the checkpoint says: `pooling_type` (LAST, MEAN or
+    CLS), `normalize`, `use_activation`; as vLLM's JSON."""
     max_model_len: int | None = None
     """Longest sequence, prompt and completion together; default: the model's own limit."""
     strict_max_tokens: bool = False

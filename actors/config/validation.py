@@ -42,6 +42,11 @@ from actorium.actors.runtime.http.allowed_hosts import names
 from actorium.actors.runtime.security import endpoints
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+RUNNERS = ("auto", "generate", "pooling")
+CONVERSIONS = ("auto", "none", "embed", "classify")
+POOLING_TYPES = ("LAST", "MEAN", "CLS")
+OF_POOLER = ("pooling_type", "seq_pooling_type", "normalize", "use_activation", "activation",
+             "softmax")
 MODEL_IMPLS = ("auto", "actorium", "transformers")
 KV_DTYPES = (*DTYPES, "fp8_e4m3", "fp8_e5m2", "int8")
 TRACE_PROTOCOLS = ("grpc", "http/protobuf")
@@ -82,7 +87,13 @@ def _model_rules(m: ModelConfig) -> list[Rule]:
     wrong_default = _wrong_default(m.override_generation_config)
     wrong_kwarg = _wrong_kwarg(m.default_chat_template_kwargs)
     made = m.quantization in MADE_BITS
+    wrong_pooler = _wrong_pooler(m.pooler_config)
     return [
+        ("model.runner", m.runner in RUNNERS, f"must be one of {', '.join(RUNNERS)}"),
+        ("model.convert", m.convert in CONVERSIONS, f"must be one of {', '.join(CONVERSIONS)}"),
+        ("model.convert", m.runner != "generate" or m.convert in ("auto", "none"),
+         "goes with runner pooling"),
+        ("model.pooler_config", wrong_pooler is None, wrong_pooler or ""),
         ("model.dtype", m.dtype in DTYPES, f"must be one of {', '.join(DTYPES)}"),
         ("model.quantization", m.quantization in ("auto", "none", "fp8", *MADE_BITS, *STORED),
          f"must be auto, none, fp8, int8, int4, {', '.join(STORED[:-1])} or {STORED[-1]}"),
@@ -319,6 +330,19 @@ def _wrong_default(defaults: dict[str, float]) -> str | None:
             msgspec.convert({name: number}, SamplingParams).check()
         except (msgspec.ValidationError, ValueError) as error:
             return str(error)
+    return None
+
+
+def _wrong_pooler(given: dict[str, object]) -> str | None:
+    """Returns what is wrong with a pooler config; None if nothing."""
+    for name, value in given.items():
+        if name not in OF_POOLER:
+            return f"{name} is none of {', '.join(OF_POOLER)}"
+        if name.endswith("pooling_type"):
+            if value not in POOLING_TYPES:
+                return f"{name}: must be one of {', '.join(POOLING_TYPES)}"
+        elif not isinstance(value, bool):
+            return f"{name}: must be true or false"
     return None
 
 

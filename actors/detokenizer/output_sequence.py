@@ -11,6 +11,7 @@ from actorium.actors.detokenizer.stop_strings import StopMatch, StopRegexChecker
 from actorium.actors.messages import (
     Delta,
     Open,
+    Pooled,
     Rejected,
     RowLogprobs,
     SequenceEvent,
@@ -34,7 +35,7 @@ class OutputSequence:
                  "created", "cached", "seen", "gap_end", "asked_at", "drafted", "accepted",
                  "finish_reason", "stop_reason", "error", "trace", "first_at", "_prompt",
                  "_stream", "_stops", "_min_tokens", "_include_stop", "_text", "_tokens", "_start",
-                 "_logprobs", "_prompt_logprobs", "_prompt_told")
+                 "_logprobs", "_prompt_logprobs", "_prompt_told", "_pooled")
 
     def __init__(self, message: Open, stream: IncrementalDetokenizer, now: float = 0.0) -> None:
         self.sid = message.sid
@@ -77,6 +78,7 @@ class OutputSequence:
         self._logprobs: list[TokenLogprob] | None = None
         self._prompt_logprobs: list[TokenLogprob | None] | None = None
         self._prompt_told = False
+        self._pooled: Pooled | None = None
 
     @property
     def key(self) -> Key:
@@ -97,7 +99,8 @@ class OutputSequence:
     def weight(self) -> int:
         """Size of what waits to be sent: tokens, and alternatives of their logprobs."""
         entries = self._logprobs
-        return len(self._tokens) + sum(1 + len(e.top) for e in entries or ())
+        numbers = len(self._pooled.data) // 4 if self._pooled else 0
+        return len(self._tokens) + numbers + sum(1 + len(e.top) for e in entries or ())
 
     def append_tokens(self, tokens: Sequence[int], stop_token: int | None = None) -> bool:
         """Takes the next tokens. Returns whether a stop string matched, which ends the sequence
@@ -158,7 +161,9 @@ class OutputSequence:
             del self._logprobs[-count:]
 
     def apply_event(self, event: SequenceEvent) -> None:
-        """Applies what an event reports beside tokens: cached tokens, drafts, prompt logprobs."""
+        """Applies what an event reports beside tokens: cached tokens, drafts, prompt logprobs, a
+        vector."""
+        self._pooled = event.pooled or self._pooled
         if event.cached_tokens is not None:
             self.cached = event.cached_tokens
         if event.draft_tokens is not None:
@@ -190,7 +195,8 @@ class OutputSequence:
         made = Delta(self.rid, self.index, self._start, self._text,
                      array("i", self._tokens).tobytes(), self._logprobs, prompt_logprobs,
                      self.finish_reason, self.stop_reason, usage, self.error,
-                     *(() if self._start else (self.prompt_tokens, self.created)))
+                     *((0, 0) if self._start else (self.prompt_tokens, self.created)),
+                     self._pooled)
         self._text = ""
         self._tokens = []
         self._start = self.seen

@@ -361,7 +361,8 @@ class LedgerHistory:
             if event.prompt_logprobs.start not in starts:
                 output.prompt_logprobs.append(event.prompt_logprobs)
         if event.finish_reason is not None and not output.incomplete:
-            output.finish = msgspec.structs.replace(event, logprobs=None, prompt_logprobs=None)
+            output.finish = msgspec.structs.replace(event, logprobs=None, prompt_logprobs=None,
+                                                    pooled=None)
             self._uncounted[f"finished_{event.finish_reason}"] += 1
 
     def forget(self, key: tuple[bytes, str]) -> None:
@@ -410,7 +411,13 @@ def output_record(output: SequenceOutput) -> OutputRecord:
 
 
 def make_record(kind: int, message: Any) -> LedgerRecord:
-    """A message as a record."""
+    """A message as a record: without vectors, which are computed again where they are lost."""
+    if isinstance(message, TokenBatch) and any(event.pooled for event in message.events):
+        message = msgspec.structs.replace(message, events=[
+            msgspec.structs.replace(event, pooled=None) for event in message.events])
+    elif isinstance(message, OutputRecord) and message.finish and message.finish.pooled:
+        message = msgspec.structs.replace(
+            message, finish=msgspec.structs.replace(message.finish, pooled=None))
     return LedgerRecord(kind, _encode(message))
 
 

@@ -61,6 +61,8 @@ def gguf_config(file: GgufFile) -> Config:
     if own.drafts:
         layer = f"blk.{config['num_hidden_layers']}.nextn.eh_proj.weight"
         config["num_nextn_predict_layers"] = int(layer in file.tensors)
+    if (pooling := POOLING.get(file.number(f"{at}.pooling_type", 0))) is not None:
+        config[GGUF]["pooling"] = pooling
     if eos := end_ids(file):
         config["eos_token_id"] = eos
     return config
@@ -76,6 +78,10 @@ def _types(file: GgufFile) -> Config:
     return {"file": str(file.path), "default": default,
             "modules": {name: kind for name, kind in types.items()
                         if kind != default or not name.startswith("model.layers.")}}
+
+
+POOLING = {1: "mean", 2: "cls", 3: "last"}
+"""Values of `pooling_type`: which row of a prompt is its vector."""
 
 
 def _modules(name: str) -> list[str]:

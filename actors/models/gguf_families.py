@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from actorium.actors.errors import shown
+from actorium.actors.models import gguf_encoders as encoders
 from actorium.actors.models import gguf_fields as fields
 from actorium.actors.models import gguf_gemma as gemma
 from actorium.actors.models import gguf_keys as keys
@@ -207,6 +208,14 @@ FAMILIES = {
                            epsilon=layer_norm_epsilon("norm_eps")),
     "jais2": GgufFamily("Jais2ForCausalLM", LAYER, epsilon=LAYER_NORM),
     "arcee": GgufFamily("ArceeForCausalLM", LAYER, permuted=True),
+    "bert": GgufFamily("BertModel", names.ENCODER_LAYER, more=encoders.bert_fields,
+                       outer=names.ENCODER_OUTER, epsilon=LAYER_NORM),
+    "nomic-bert": GgufFamily("NomicBertModel", names.ENCODER_LAYER, more=encoders.bert_fields,
+                             outer=names.ENCODER_OUTER, epsilon=LAYER_NORM),
+    "modern-bert": GgufFamily(
+        "ModernBertModel", {**LAYER, **names.GATE_UP}, keys.MODERNBERT_KEYS,
+        more=encoders.modernbert_fields, outer=names.ENCODER_OUTER,
+        epsilon=layer_norm_epsilon("norm_eps")),
     "deepseek2": GgufFamily(
         "DeepseekV3ForCausalLM", names.DEEPSEEK_LAYER, keys.DEEPSEEK_KEYS, EXPERTS, EXPANDED,
         fields.deepseek_fields, latent=True, drafts=names.DEEPSEEK_MTP),

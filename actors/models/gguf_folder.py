@@ -27,7 +27,7 @@ from actorium.actors.runtime.security.private_paths import UnsafePath, check_dir
 
 LOG = logging.getLogger("actorium.model")
 SUFFIX = ".gguf"
-FORM = "7"
+FORM = "8"
 """Of what is made here: a change of it makes all directories anew."""
 SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
             "penalty_repeat": "repetition_penalty"}

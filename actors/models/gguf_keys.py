@@ -124,6 +124,11 @@ INDEXED_KEYS = (
     Key("attention.indexer.key_length", "index_head_dim"),
     Key("attention.indexer.top_k", "index_topk"),
 )
+MODERNBERT_KEYS = (
+    Key("rope.freq_base", "global_rope_theta", REAL, 160_000.0),
+    Key("rope.freq_base_swa", "local_rope_theta", REAL, 10_000.0),
+    Key("attention.sliding_window", "local_attention", NUMBER, 128),
+)
 KIMI_KEYS = (*(key for key in DEEPSEEK_KEYS if key.field != "norm_topk_prob"),)
 MAMBA_KEYS = (
     Key("ssm.conv_kernel", "conv_kernel"), Key("ssm.state_size", "state_size"),

@@ -167,6 +167,14 @@ KIMI_LAYER: dict[str, Name] = {
 KIMI_CHANGES = {"ssm_a": "log_negated", **{
     f"ssm_conv1d_{own}.weight": "convolution" for own in "qkv"}}
 
+ENCODER_OUTER = {
+    **OUTER, "token_types": "model.embed_token_types", "position_embd": "model.embed_positions",
+    "token_embd_norm": "model.embed_norm", "cls": "head.dense", "cls.norm": "head.norm",
+    "cls.output": "score"}
+ENCODER_LAYER: dict[str, Name] = {
+    **ATTENTION, **MLP, "attn_output_norm": "post_attention_layernorm",
+    "layer_output_norm": "post_mlp_layernorm"}
+
 DEEPSEEK_MTP = {"": "model.layers.{0}.", **{
     f"nextn.{name}": f"model.layers.{{0}}.{own}" for name, own in (
         ("eh_proj", "eh_proj"), ("enorm", "enorm"), ("hnorm", "hnorm"),

@@ -3,7 +3,8 @@ that the model's own directory would have.
 
 Kinds: `gpt2`, byte-level BPE whose texts are cut first as `tokenizer.ggml.pre` names it, and
 `llama`, SentencePiece's BPE: pairs are joined by the score of what they make, and bytes stand for
-characters that have no token. `gemma4` is BPE of the first kind, spelt as the second.
+characters that have no token. `gemma4` is BPE of the first kind, spelt as the second. `bert` is
+WordPiece: the longest token that a word begins with, and so on.
 
 Files name one token that ends a turn, or none, and convert others with a wrong type. What a token
 is for is therefore also known by its text, by llama.cpp's lists (`src/llama-vocab.cpp`).
@@ -103,7 +104,7 @@ def _known(texts: list[str], known: frozenset[str]) -> set[str]:
             if not any(others <= found for others in NOT_ENDS.get(text, ()))}
 
 
-KINDS = ("gpt2", "llama", "gemma4")
+KINDS = ("gpt2", "llama", "gemma4", "bert")
 """Values of `tokenizer.ggml.model`."""
 MAX_MERGES = 4 << 20
 MAX_PIECE = 256
@@ -149,6 +150,8 @@ def tokenizer_json(file: GgufFile) -> dict[str, Any]:
     texts, types = vocabulary(file)
     if kind == "llama":
         return _sentencepiece(file, texts, types)
+    if kind == "bert":
+        return _wordpiece(file, texts, types)
     name = "gemma4" if kind == "gemma4" else file.text("tokenizer.ggml.pre", "default")
     if name not in PRE_TOKENIZERS:
         near = get_close_matches(name, PRE_TOKENIZERS, 1)
@@ -226,6 +229,44 @@ def _spaces(prefix: bool) -> dict[str, Any]:
             "decoder": {"type": "Sequence", "decoders": decoders}}
 
 
+FIRST, LAST, UNKNOWN_WORD = "[CLS]", "[SEP]", "[UNK]"
+"""Tokens around texts, and in the place of words that have none."""
+_MARKED = re.compile(r"\[.+\]")
+
+
+def _wordpiece(file: GgufFile, texts: list[str], types: list[int]) -> dict[str, Any]:
+    """BERT's. Files mark the tokens that begin words, its own vocabulary those that do not. A
+    vocabulary without capital letters is of texts in small letters, without accents."""
+    vocab = {}
+    for i, (text, kind) in enumerate(zip(texts, types, strict=True)):
+        own = text[1:] if text.startswith(SPACE) else text if (
+            kind != NORMAL or _MARKED.fullmatch(text)) else f"##{text}"
+        vocab[own] = i
+    for name in (FIRST, LAST, UNKNOWN_WORD):
+        if name not in vocab:
+            raise file.bad("tokenizer.ggml.tokens", f"{name} must be among them")
+    cased = any(text != text.lower() for text in vocab if not _MARKED.fullmatch(text))
+    special = {name: {"id": name, "ids": [vocab[name]], "tokens": [name]} for name in (FIRST, LAST)}
+    single = [_token(FIRST, 0), {"Sequence": {"id": "A", "type_id": 0}}, _token(LAST, 0)]
+    pair = [*single, {"Sequence": {"id": "B", "type_id": 1}}, _token(LAST, 1)]
+    return {
+        "version": "1.0", "truncation": None, "padding": None,
+        "added_tokens": [_added_token(i, text, True) for text, i in vocab.items()
+                         if text in (FIRST, LAST, UNKNOWN_WORD, "[PAD]", "[MASK]")],
+        "normalizer": {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True,
+                       "strip_accents": None, "lowercase": not cased},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {"type": "TemplateProcessing", "single": single, "pair": pair,
+                           "special_tokens": special},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {"type": "WordPiece", "unk_token": UNKNOWN_WORD, "vocab": vocab,
+                  "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}}
+
+
+def _token(name: str, kind: int) -> dict[str, Any]:
+    return {"SpecialToken": {"id": name, "type_id": kind}}
+
+
 def _bpe(texts: list[str], types: list[int], merges: list[list[str]]) -> dict[str, Any]:
     return {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
             "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
@@ -259,10 +300,14 @@ def _ids(texts: list[str], types: list[int]) -> dict[str, int]:
 
 def _added(texts: list[str], types: list[int]) -> list[dict[str, Any]]:
     """Tokens that are found in texts before anything else."""
-    return [{"id": i, "content": text, "single_word": False, "lstrip": False, "rstrip": False,
-             "normalized": False, "special": kind != USER_DEFINED}
+    return [_added_token(i, text, kind != USER_DEFINED)
             for i, (text, kind) in enumerate(zip(texts, types, strict=True))
             if kind in (CONTROL, USER_DEFINED, UNKNOWN)]
+
+
+def _added_token(i: int, text: str, special: bool) -> dict[str, Any]:
+    return {"id": i, "content": text, "single_word": False, "lstrip": False, "rstrip": False,
+            "normalized": False, "special": special}
 
 
 def _ends(file: GgufFile, texts: list[str], bos: bool) -> dict[str, Any] | None:
@@ -277,7 +322,7 @@ def _ends(file: GgufFile, texts: list[str], bos: bool) -> dict[str, Any] | None:
                 raise file.bad(key, f"{token} is outside the vocabulary of {len(texts)}")
             text = texts[token]
             special[text] = {"id": text, "ids": [token], "tokens": [text]}
-            part = {"SpecialToken": {"id": text, "type_id": 0}}
+            part = _token(text, 0)
             single = [part, *single] if name == "bos" else [*single, part]
     if not special:
         return None

@@ -16,6 +16,12 @@ POSITION_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_lengt
                    "max_seq_len", "max_seq_length", "model_max_length", "seq_len")
 """What configs call the length of the longest sequence."""
 
+UNUSED_POSITIONS = 2
+"""Rows before the first position's in the tables of RoBERTa and its kin, which their configs
+count."""
+WITH_UNUSED = ("Roberta", "XLMRoberta", "Camembert", "MPNet")
+"""What the names of their classes begin with."""
+
 
 class ModelClass(NamedTuple):
     """A class of transformers."""
@@ -113,6 +119,17 @@ MODEL_TYPES = {
     "vaultgemma": ModelClass("VaultGemmaForCausalLM", 8192),
     "opt": ModelClass("OPTForCausalLM", 2048),
     "gpt_oss": ModelClass("GptOssForCausalLM", 131_072),
+    "bert": ModelClass("BertModel", 512),
+    "roberta": ModelClass("RobertaModel", 510),
+    "camembert": ModelClass("CamembertModel", 510),
+    "xlm-roberta": ModelClass("XLMRobertaModel", 510),
+    "distilbert": ModelClass("DistilBertModel", 512),
+    "mpnet": ModelClass("MPNetModel", 510),
+    "nomic_bert": ModelClass("NomicBertModel", 2048),
+    "gte": ModelClass("GteModel", 8192),
+    "new": ModelClass("NewModel", 8192),
+    "modernbert": ModelClass("ModernBertModel", 8192),
+    "eurobert": ModelClass("EuroBertModel", 8192),
 }
 """By `model_type`."""
 _POSITIONS = {own.name: own.positions for own in MODEL_TYPES.values()}

@@ -23,6 +23,8 @@ from actorium.actors.models.gguf_folder import SUFFIX, gguf_folder
 from actorium.actors.models.model_classes import (
     MAX_INT32,
     POSITION_FIELDS,
+    UNUSED_POSITIONS,
+    WITH_UNUSED,
     architecture,
     default_positions,
 )
@@ -271,7 +273,8 @@ def trained_length(config: dict[str, Any]) -> int | None:
     text = text_config(config)
     if all(text.get(name) is None for name in POSITION_FIELDS):
         return None
-    return _positive(text, POSITION_FIELDS)
+    unused = UNUSED_POSITIONS if architecture(config).startswith(WITH_UNUSED) else 0
+    return max(1, _positive(text, POSITION_FIELDS) - unused)
 
 
 def max_model_len(config: dict[str, Any], wanted: int | None = None) -> int:

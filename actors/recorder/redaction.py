@@ -20,7 +20,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from actorium.actors.messages import Admit, StepPlan, StepResult, Submit, TokenRules
+from actorium.actors.messages import (
+    Admit,
+    Pooled,
+    StepPlan,
+    StepResult,
+    Submit,
+    TokenRules,
+)
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
@@ -29,6 +36,8 @@ DIGEST = 16
 """Bytes of hash that the next page's hash continues; 4 of them become the token."""
 GRAMMAR = "veiled"
 """Replaces every grammar."""
+NEVER = 1 << 40
+"""More tokens than any prompt has."""
 SPARE = 4
 """Chains for each slot: results of two plans may be due while others have entered its slots."""
 
@@ -120,12 +129,14 @@ class Redactor:
         self._tail[chain, :rest] = tokens[len(tokens) - rest:]
         self._fill[chain] = rest
         self._of_slot[admit.slot] = chain
-        self._pages_left[admit.slot] = len(tokens) - admit.cached_len
+        # Of a prompt that is pooled no row is sampled, so that its end is never seen.
+        unseen = 0 if admit.pooling is None else NEVER
+        self._pages_left[admit.slot] = len(tokens) - admit.cached_len + unseen
         self._decoded = None
 
     def redact_result(self, result: StepResult) -> StepResult:
-        """The result with its tokens redacted; all are 0 where the plan is not known any more (nor
-        will the core know it)."""
+        """The result without vectors, and with its tokens redacted; all are 0 where the plan is not
+        known any more (nor will the core know it)."""
         plans = self._plans
         while plans and plans[0][0] < result.step:
             plans.popleft()
@@ -136,7 +147,8 @@ class Redactor:
                           busy_us=result.busy_us, idle_us=result.idle_us,
                           drafts=bytes(len(result.drafts)), late_us=result.late_us,
                           encoded=result.encoded, encode_us=result.encode_us,
-                          failed=[(slot, code, "") for slot, code, _ in result.failed])
+                          failed=[(slot, code, "") for slot, code, _ in result.failed],
+                          pooled=[(slot, Pooled([0], b"")) for slot, _ in result.pooled])
 
     def _redact_rows(self, rows: Longs, result: StepResult, out: Ints) -> None:
         tokens = np.frombuffer(result.tokens, np.int32)

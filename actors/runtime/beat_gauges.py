@@ -43,6 +43,8 @@ BOUNDS: Mapping[str, tuple[float, ...]] = {
 """Upper bounds by name, in seconds or tokens; vLLM's, with finer ones below where a small model is
 that fast."""
 PREEMPTION_CAUSES = ("memory", "priority", "forced", "worker", "sleep")
+POOLED, POOLED_TOKENS = "pooled_", "pooled_tokens_"
+"""What a task's name follows: sequences pooled, and tokens of their prompts."""
 STEP_MODES = ("full_graph", "piecewise_graph", "program", "eager")
 """How a worker runs steps: decodes from one graph; graphs with attention between them; decodes from
 a program in C; operation by operation."""

@@ -110,7 +110,7 @@ class Planner:
                                                                                   PlanRecord]:
         extends = draft.extends
         column, slots, sids, sids_column = b"", rows.slots, rows.sids, rows.sids_column
-        firsts = self._finish_prompts(extends)
+        firsts, pooled = self._finish_prompts(extends)
         if extends:
             column = _column([(s.slot, n) for s, n in extends])
         if firsts:
@@ -127,7 +127,7 @@ class Planner:
                             {s.slot: s.sid for s, _ in extends},
                             computed, self._state.table.window,
                             self.drafting.next(len(slots)) if self.drafting else 0,
-                            draft.attended, predicted,
+                            draft.attended, predicted, {s.slot: s.sid for s in pooled},
                             [(s.slot, int(self._state.table.order[s.slot]), s.computed)
                              for s, _ in extends if s.request.submit.media])
         # Whoever decodes in the next plan is sampled in this one, so all have as many drafts then.
@@ -143,13 +143,18 @@ class Planner:
             encode_us=allowance.encode_us if allowance else 0,
             store=store, load=load), record
 
-    def _finish_prompts(self, extends: list[tuple[SequenceState, int]]) -> list[SequenceState]:
-        """Returns the sequences whose prompt this plan completes; they decode from the next on."""
-        firsts = [s for s, _ in extends if s.computed == s.total]
+    def _finish_prompts(self, extends: list[tuple[SequenceState, int]]
+                        ) -> tuple[list[SequenceState], list[SequenceState]]:
+        """Returns the sequences whose prompt this plan completes: those that are sampled, which
+        decode from the next plan on, and those that are pooled, which end with its result."""
+        firsts, pooled = list[SequenceState](), list[SequenceState]()
+        for sequence, _ in extends:
+            if sequence.computed == sequence.total:
+                self._state.prefilling.remove(sequence)
+                (pooled if sequence.pooled else firsts).append(sequence)
         for sequence in firsts:
             self._state.table.start_decoding(sequence.slot)
-            self._state.prefilling.remove(sequence)
-        return firsts
+        return firsts, pooled
 
     def _reserve(self) -> tuple[DecodeRows, bytes]:
         """Returns the rows to decode, and the pages they still need, preempting until those are
@@ -199,12 +204,17 @@ class Planner:
     def _add_chunk(self, draft: PartialPlan, sequence: SequenceState) -> None:
         state = self._state
         table, kv_cache, slot = state.table, state.kv_cache, sequence.slot
-        chunk = min(sequence.total - sequence.computed, draft.budget)
-        if sequence.background and state.foreground:
+        left = sequence.total - sequence.computed
+        chunk = min(left, draft.budget)
+        if state.whole_prompts:
+            chunk = 0 if chunk < left else left
+        elif sequence.background and state.foreground:
             chunk = min(chunk, kv_cache.page_size)
         if chunk > 0 and draft.rows and self.pacing is not None:
             if draft.allowance is None:
-                waiting = len(state.prefilling) + len(state.queue)
+                # Those that are pooled wait for no first token: streams need not make way for it.
+                waiting = len(state.queue) - state.queue.pooled + sum(
+                    not own.pooled for own in state.prefilling)
                 draft.allowance = self.pacing.allowance(
                     draft.rows * table.window, draft.rows, waiting, draft.unresolved)
             if draft.allowance is not None:
@@ -218,8 +228,8 @@ class Planner:
             room = min(kv_cache.available(g) for g in range(len(kv_cache.pools)))
             most = (int(table.held[slot]) + room) * kv_cache.page_size - sequence.computed
             # The end of the prompt may lack a page for the drafts alone: then it ends later.
-            chunk = min(chunk, most, sequence.total - sequence.computed - 1)
-            if chunk > 0:
+            chunk = min(chunk, most, left - 1)
+            if chunk > 0 and not state.whole_prompts:
                 appends = table.grow_to(slot, sequence.computed + chunk, kv_cache)
         if appends is None:
             return

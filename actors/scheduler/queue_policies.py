@@ -75,6 +75,8 @@ class WaitingQueue:
         self._count = 0
         self.requests = 0
         """Requests with at least one sequence here."""
+        self.pooled = 0
+        """Sequences of which nothing will be sampled."""
         self.tokens = 0
         """Of all sequences here: what is to be computed before they emit anything."""
 
@@ -156,6 +158,7 @@ class WaitingQueue:
     def _changed(self, sequence: SequenceState, change: int) -> None:
         self._count += change
         self.tokens += change * (sequence.prompt_len + len(sequence.emitted))
+        self.pooled += change * sequence.pooled
         request = sequence.request
         before, request.waiting = request.waiting, request.waiting + change
         self.requests += bool(request.waiting) - bool(before)

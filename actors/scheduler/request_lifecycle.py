@@ -20,6 +20,7 @@ from actorium.actors.messages import (
     Stop,
     Submit,
     TokenBatch,
+    Unknown,
 )
 from actorium.actors.params import TextParams
 from actorium.actors.runtime.inflight_journal import InflightJournal
@@ -91,7 +92,7 @@ class RequestLifecycle:
         submit = received(submit, now)
         if submit.adapter is not None and self.state.adapters is not None:
             submit = msgspec.structs.replace(
-                submit, adapter=self.state.adapters.bound(submit.adapter))
+                submit, adapter=self.state.adapters.names.bound(submit.adapter))
         request = new_request_state(submit, self.next_sid)
         rejection = self._check(request, now) or self.masks.add_request(request)
         if rejection is not None:
@@ -129,7 +130,7 @@ class RequestLifecycle:
                              f"before these {len(request.prompt)}")
         if self.worker is None:
             return None
-        return check_request(request, self.worker, state.kv_cache)
+        return check_request(request, self.worker, state.kv_cache, state.whole_prompts)
 
     def _add(self, request: RequestState) -> None:
         self.state.add_request(request)
@@ -159,7 +160,8 @@ class RequestLifecycle:
         if self.worker is not None:
             for request in list(self.state.requests.values()):
                 with self.guard.of(request):
-                    rejection = check_request(request, self.worker, self.state.kv_cache)
+                    rejection = check_request(request, self.worker, self.state.kv_cache,
+                                              self.state.whole_prompts)
                     if rejection is None:
                         self._cap(request, self.worker)
                     else:
@@ -175,6 +177,9 @@ class RequestLifecycle:
                 self._add(request)
                 self.history.restored(request)
             else:
+                if request.lost_vector:  # its client may wait for it, and then asks again
+                    self.outgoing.to_detokenizer([Unknown(request.submit.rid,
+                                                          request.submit.client)])
                 self.history.finished([request], now)
         self.metrics.resumed([each for request in live for each in request.live.values()],
                              SCHEDULER, now)

@@ -22,7 +22,14 @@ from numpy.typing import NDArray
 from actorium.actors.ledger.ledger import Ledger
 from actorium.actors.ledger.records import CountsRecord, SequenceMarks
 from actorium.actors.messages import SequenceEvent, StepResult
-from actorium.actors.runtime.beat_gauges import BOUNDS, MARK, PREEMPTION_CAUSES, SUM
+from actorium.actors.runtime.beat_gauges import (
+    BOUNDS,
+    MARK,
+    POOLED,
+    POOLED_TOKENS,
+    PREEMPTION_CAUSES,
+    SUM,
+)
 from actorium.actors.scheduler.request_state import PlanRecord, RequestState, SequenceState
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.actors.tracing.trace_messages import TracedChoice
@@ -269,6 +276,8 @@ class RequestMetrics:
                 life = self._lives.pop(event.sid, None)
                 if life is not None:
                     self._end(life, now)
+                    if event.pooled is not None:
+                        self._pooled(life.sequence)
 
     def _end(self, life: SequenceTimes, now: float) -> None:
         if life.sequence.request.submit.trace is not None:
@@ -285,6 +294,12 @@ class RequestMetrics:
             observe("decode", now - life.first)
             if tokens > 1:
                 observe("per_token", (now - life.first) / (tokens - 1))
+
+    def _pooled(self, sequence: SequenceState) -> None:
+        pooling = sequence.request.submit.pooling
+        assert pooling is not None
+        self.tally.add(f"{POOLED}{pooling.task}")
+        self.tally.add(f"{POOLED_TOKENS}{pooling.task}", sequence.prompt_len)
 
     def request_ended(self, request: RequestState) -> None:
         """Counts a request, all sequences of which have ended."""

@@ -3,7 +3,7 @@ was sent, so that its result can be applied."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -149,6 +149,19 @@ class SequenceState:
         return len(self.request.prompt)
 
     @property
+    def pooled(self) -> bool:
+        """Nothing is sampled: it ends with its prompt."""
+        return self.request.submit.pooling is not None
+
+    @property
+    def wants_rows(self) -> bool:
+        """What the model gives for each token of the prompt is wanted, so that none may come from
+        the prefix cache."""
+        submit = self.request.submit
+        return submit.params.prompt_logprobs >= 0 or (
+            submit.pooling is not None and submit.pooling.every_row)
+
+    @property
     def end(self) -> int:
         """Tokens, prompt included, at which it ends with `length`."""
         return self.prompt_len + self.request.params.max_tokens
@@ -180,8 +193,17 @@ class RequestState:
         """Whether it was ever admitted to the batch, in this life of the scheduler or before."""
         return any(choice.slot or choice.preempted or choice.counted for choice in self.choices)
 
+    @property
+    def lost_vector(self) -> bool:
+        """Whether it has ended with a vector, of which the ledger knows nothing."""
+        return self.submit.pooling is not None and any(
+            choice.finish is not None and choice.finish.finish_reason == "stop"
+            and choice.finish.pooled is None for choice in self.choices)
+
     def cap(self, limit: int) -> None:
         """Lets prompt and completion together have at most `limit` tokens."""
+        if self.submit.pooling is not None:
+            return
         room = limit - len(self.prompt)
         if self.params.max_tokens > room:
             self.params = msgspec.structs.replace(self.params, max_tokens=room)
@@ -263,6 +285,8 @@ class PlanRecord(NamedTuple):
     """Positions that the extends' tokens attend to, summed over these."""
     predicted_us: int = 0
     """Microseconds that a step with extends is expected to take; 0 = not predicted."""
+    pooled: Mapping[int, int] = {}
+    """slot -> sid of the extends that end a prompt which is pooled."""
     media: Sequence[tuple[int, int, int]] = ()
     """Extends of sequences with images: slot, number of the admission, tokens computed by then."""
 

@@ -86,6 +86,9 @@ class SchedulerState:
         self.max_waiting = config.max_num_queued_reqs
         """Requests."""
         self._config, self._memory_config = config, memory
+        self.whole_prompts = 0
+        """Tokens of the longest prompt, where each is computed in one step and none is cached; 0 =
+        prompts may be cut."""
         self.reset_pools(SlotTable(1, 1), [PageGroup(1)], 1)
 
     def reset_for_worker(self, worker: Ready) -> None:
@@ -98,6 +101,7 @@ class SchedulerState:
         slots = min(self._config.max_num_seqs, worker.slots - 1,
                     max(self._config.max_num_batched_tokens // window, 1))
         windows = tuple(group.window for group in worker.groups)
+        self.whole_prompts = self._config.max_num_batched_tokens if worker.whole_prompts else 0
         self.reset_pools(SlotTable(slots + 1, worker.page_size, window, windows), worker.groups,
                          worker.page_size, worker.recurrent, worker.checkpoints)
 
@@ -105,8 +109,10 @@ class SchedulerState:
                     recurrent: bool = False, checkpoints: int = 0) -> None:
         """Starts over with an empty table and empty pools: nothing may be running."""
         self.table = table
-        self.kv_cache = KVCacheManager(groups, page_size, self._memory_config, recurrent,
-                                       checkpoints)
+        memory = self._memory_config
+        if self.whole_prompts:
+            memory = msgspec.structs.replace(memory, prefix_cache=False)
+        self.kv_cache = KVCacheManager(groups, page_size, memory, recurrent, checkpoints)
         self.tier: HostTier | None = None
         """Where pages go that the pools have no room for."""
         growth = GROWTH_TOKENS * table.max_window
@@ -247,7 +253,7 @@ class SchedulerState:
         """Returns the cached prefix of a waiting sequence, which leaves at least a token to
         compute."""
         kv_cache, tree = self.kv_cache, self.kv_cache.tree
-        if tree is None or sequence.request.params.prompt_logprobs >= 0:
+        if tree is None or sequence.wants_rows:
             return None
         if sequence.match_version != kv_cache.version or sequence.pending:
             key = self._key(sequence)
@@ -346,7 +352,8 @@ class SchedulerState:
         return Admit(slot=sequence.slot, tokens=tokens, prompt_len=sequence.prompt_len,
                      cached_len=cached, pages=np.concatenate(pages).tobytes(),
                      params=sequence.request.params, seed=sequence.seed, checkpoint=checkpoint,
-                     media=sequence.request.submit.media, adapter=adapter)
+                     media=sequence.request.submit.media, adapter=adapter,
+                     pooling=sequence.request.submit.pooling)
 
     def _first_admission(self, sequence: SequenceState, cached: int) -> None:
         if not sequence.counted:

@@ -83,7 +83,7 @@ def _is_steady(record: PlanRecord, result: StepResult) -> bool:
     logprobs."""
     rows = len(record.slots)
     if (record.firsts or not rows or result.finish != bytes(rows)
-            or result.logprobs or result.prompt_logprobs):
+            or result.logprobs or result.prompt_logprobs or record.pooled or result.pooled):
         return False
     if record.window == 1:
         return result.counts == b"\1" * rows and len(result.tokens) == 4 * rows
@@ -129,6 +129,9 @@ def _unpack(record: PlanRecord, result: StepResult) -> ResultRows:
     if got != (want, want) or int(rows.counts.sum()) != len(rows.tokens):
         raise BadResult(f"step {result.step}: {want} rows planned; the result has {got[0]} counts, "
                         f"{got[1]} finishes and {len(rows.tokens)} tokens")
+    if sorted(record.pooled) != (slots := sorted(slot for slot, _ in result.pooled)):
+        raise BadResult(f"step {result.step}: the slots {sorted(record.pooled)} are pooled, the "
+                        f"result has {slots}")
     if want and int(rows.counts.max()) > record.window:
         raise BadResult(f"step {result.step}: a row has {rows.counts.max()} tokens, planned were "
                         f"{record.window} at the most")
@@ -183,7 +186,8 @@ def _events(state: SchedulerState, record: PlanRecord, rows: ResultRows, result:
             known: NDArray[np.bool_]) -> list[SequenceEvent]:
     """Returns an event for each sequence that has a first token, an end or logprobs."""
     finished = rows.finish.any()
-    if not (record.firsts or finished or result.logprobs or result.prompt_logprobs):
+    if not (record.firsts or finished or result.logprobs or result.prompt_logprobs
+            or result.pooled):
         return []
     news: dict[int, dict[str, Any]] = {}
     for row in range(record.firsts):
@@ -207,6 +211,7 @@ def _events(state: SchedulerState, record: PlanRecord, rows: ResultRows, result:
                 if state.keep_history:
                     sequence.prompt_logprobs.append(fresh)
     ended = _finish(state, record, rows, known, news) if finished else []
+    ended += _finish_pooled(state, record, result, news)
     events = {sid: SequenceEvent(sid=sid, **fields) for sid, fields in news.items()}
     for sequence in ended:
         sequence.finish = msgspec.structs.replace(events[sequence.sid], logprobs=None,
@@ -228,6 +233,22 @@ def _finish(state: SchedulerState, record: PlanRecord, rows: ResultRows, known: 
         with state.guard.of(sequence.request):
             state.finish(sequence)
             fields |= draft_counts(sequence)
+            ended.append(sequence)
+    return ended
+
+
+def _finish_pooled(state: SchedulerState, record: PlanRecord, result: StepResult,
+                   news: dict[int, dict[str, Any]]) -> list[SequenceState]:
+    """Ends the sequences that the step has pooled, and returns them."""
+    ended = []
+    for slot, pooled in result.pooled:
+        sequence = state.sequences.get(record.pooled[slot])
+        if sequence is None:
+            continue
+        with state.guard.of(sequence.request):
+            state.finish(sequence)
+            news[sequence.sid] = {"cached_tokens": sequence.cached_len, "finish_reason": "stop",
+                                  "pooled": pooled}
             ended.append(sequence)
     return ended
 

@@ -16,7 +16,7 @@ from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
 from actorium.actors.scheduler.request_state import Rejection, RequestState
 
 SAME = ("page_size", "slots", "max_model_len", "vocab_size", "recurrent", "drafts", "host_parts",
-        "disk", "adapters")
+        "disk", "adapters", "pooling", "whole_prompts")
 """Fields of `Ready` in which ranks that serve one model do not differ."""
 
 
@@ -64,19 +64,27 @@ class WorkerGroup:
                     for same in pages])
 
 
-def check_request(request: RequestState, worker: Ready, kv_cache: KVCacheManager
-                  ) -> Rejection | None:
-    """Returns why this worker cannot run a request even alone; None if it can."""
+def check_request(request: RequestState, worker: Ready, kv_cache: KVCacheManager,
+                  whole_prompts: int = 0) -> Rejection | None:
+    """Returns why this worker cannot run a request even alone; None if it can. whole_prompts: see
+    `SchedulerState`."""
     if request.submit.deterministic and worker.inexact:
         return Rejection("invalid_request", "deterministic: this engine cannot keep it: "
                          f"{worker.inexact}")
     if request.submit.adapter is not None and not worker.adapters:
         return Rejection("invalid_request", f"adapter: {SERVES_NONE}")
     length, window = len(request.prompt), 1 + worker.drafts
-    capacity = kv_cache.capacity(window)
-    if length + 1 > worker.max_model_len:
-        return Rejection("context_overflow", f"prompt: {length} tokens and one to generate exceed "
+    capacity, pooling = kv_cache.capacity(window), request.submit.pooling
+    if pooling is not None and pooling.task not in worker.pooling:
+        return Rejection("invalid_request", f"task: the model does not serve {pooling.task}")
+    if length + (pooling is None) > worker.max_model_len:
+        more = " and one to generate" if pooling is None else ""
+        return Rejection("context_overflow", f"prompt: {length} tokens{more} exceed "
                          f"max_model_len={worker.max_model_len}")
+    if 0 < whole_prompts < length:
+        return Rejection("context_overflow", f"prompt: {length} tokens exceed the "
+                         f"{whole_prompts} of a step (--max-num-batched-tokens), and the model "
+                         "takes each prompt in one")
     if length > capacity:
         return Rejection("context_overflow", f"prompt: {length} tokens need "
                          f"{kv_cache.pages_for(length + (window > 1))} pages of "

@@ -53,6 +53,11 @@ from actorium.actors.runtime.inflight_journal import InflightJournal, open_journ
 from actorium.actors.runtime.offload import THREADS, Offload
 from actorium.actors.tokenizer import defaults
 from actorium.actors.tokenizer.chat_template import RenderBudgetExceeded
+from actorium.actors.tokenizer.pooling_requests import (
+    NOTHING_SAMPLED,
+    check_task,
+    resolve_pooling,
+)
 from actorium.actors.tokenizer.prompt_encoder import (
     SHORT_CHARS,
     EncodedPrompt,
@@ -71,6 +76,8 @@ BURST = 1 << 15
 """Characters of prompts handled in one go, at about a microsecond each, before the loop turns. Each
 message counts as `EACH` more."""
 EACH = 64
+OPERATIONS = {"embed": "embeddings", "token_embed": "embeddings"}
+"""What OpenTelemetry calls tasks of pooling."""
 SUBMIT_AGAIN = 0.5
 """Seconds for which a resent Generate counts as one that had to queue. Later it is submitted anew,
 since the scheduler may have died with it; the scheduler drops duplicates."""
@@ -250,6 +257,7 @@ class TokenizerCore(Core):
             raise InvalidRequest("adapter: this engine serves no LoRA adapters: start it with "
                                  "--enable-lora", "adapter")
         if not self._just_submitted(entry):
+            check_task(message, model.facts)
             defaults.check_params(message.params, model.facts)
         return entry._replace(checked=True)
 
@@ -344,7 +352,9 @@ class TokenizerCore(Core):
         if prompt is None:
             return
         ids = prompt.ids
-        resolved = defaults.resolve(message.params, model.facts, len(ids))
+        pooling = resolve_pooling(message, model.facts, len(ids), prompt.pair_start)
+        resolved = defaults.resolve(message.params, model.facts, len(ids)) if pooling is None \
+            else NOTHING_SAMPLED
         wanted, seed = message.params.structured, message.params.seed
         if seed is None:
             seed = 0 if message.params.deterministic else self._seeds.next()
@@ -360,7 +370,8 @@ class TokenizerCore(Core):
             rules=defaults.token_rules(message.params, model, thought_rule(
                 message, ids, resolved.max_tokens, model)), cache_salt=message.cache_salt,
             media=prompt.media, created=message.created, trace=self._trace(entry),
-            adapter=NamedAdapter(message.adapter) if message.adapter else None)))
+            adapter=NamedAdapter(message.adapter) if message.adapter else None,
+            pooling=pooling)))
         self._remember(key, len(ids), now)
         self._reply(client, Accepted(message.rid, len(ids)))
 
@@ -371,9 +382,12 @@ class TokenizerCore(Core):
         message = entry.message
         trace = message.trace or new_trace(entry.client, message.rid.encode(),
                                            repr(entry.now).encode())
-        return msgspec.structs.replace(
-            trace, operation="text_completion" if message.messages is None else "chat"
-        ) if trace.sampled else None
+        if not trace.sampled:
+            return None
+        operation = "text_completion" if message.messages is None else "chat"
+        if message.pooling is not None:
+            operation = OPERATIONS.get(message.pooling.task, "classify")
+        return msgspec.structs.replace(trace, operation=operation)
 
     def _remember(self, key: tuple[bytes, str], tokens: int, now: float) -> None:
         self._known[key] = tokens, now

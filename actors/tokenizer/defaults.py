@@ -11,6 +11,7 @@ from actorium.actors.config.reasoning_formats import NONE
 from actorium.actors.detokenizer.linear_regex import MAX_OF_CHOICES, compiled
 from actorium.actors.errors import ContextOverflow, InvalidRequest, context_overflow
 from actorium.actors.messages import ThoughtRule, TokenRules
+from actorium.actors.models.pooling_shape import PoolingShape
 from actorium.actors.params import MAX_N, ResolvedParams, SamplingParams, TextParams
 from actorium.actors.runtime.splitmix64 import splitmix64
 
@@ -30,6 +31,8 @@ class ModelFacts(Struct, frozen=True):
     """The longest completion, whatever its request asks for."""
     reasoning: str = NONE
     """The format of the model's thoughts."""
+    pooling: PoolingShape | None = None
+    """How prompts are pooled; None: they are completed alone."""
     strict_max_tokens: bool = False
     """Refuse a max_tokens that does not fit the context, instead of cutting it."""
 
@@ -85,13 +88,13 @@ def _check_ids(field: str, ids: Any, vocab_size: int) -> None:
                              f"of {vocab_size}", field)
 
 
-def check_prompt(ids: Any, facts: ModelFacts, field: str) -> None:
-    """Raises `InvalidRequest` or `ContextOverflow` unless 1 <= len(ids) < max_model_len and every
-    id lies in the vocabulary. `ids` supports len, min, max."""
+def check_prompt(ids: Any, facts: ModelFacts, field: str, room: int = 1) -> None:
+    """Raises `InvalidRequest` or `ContextOverflow` unless there are ids, each in the vocabulary,
+    and max_model_len leaves `room` tokens beside them. `ids` supports len, min, max."""
     if not len(ids):
         raise InvalidRequest("prompt: must not be empty", field)
-    if len(ids) >= facts.max_model_len:
-        raise context_overflow(facts.max_model_len, len(ids), 1, field)
+    if len(ids) + room > facts.max_model_len:
+        raise context_overflow(facts.max_model_len, len(ids), room, field)
     low, high = min(ids), max(ids)
     if low < 0 or high >= facts.vocab_size:
         raise InvalidRequest(f"prompt: token id {low if low < 0 else high} is outside the "

@@ -42,6 +42,8 @@ class EncodedPrompt(NamedTuple):
     ids: TokenIds
     media: list[MediaItem]
     """Its images and videos, in order."""
+    pair_start: int = 0
+    """Index of the first token of a second text; 0 = there is none."""
 
     @property
     def column(self) -> bytes:
@@ -57,6 +59,16 @@ class EncodedPrompt(NamedTuple):
         if not dropped:
             return self
         return EncodedPrompt(self.ids[dropped:], cut(self.media, dropped))
+
+    def first(self, keep: int | None) -> EncodedPrompt:
+        """Returns the same of its first tokens; None = all. Raises `InvalidRequest` where it has
+        images."""
+        if keep is None or len(self.ids) <= keep:
+            return self
+        if self.media:
+            raise InvalidRequest("truncate_prompt_tokens: not with images where the prompt is "
+                                 "pooled", "truncate_prompt_tokens")
+        return EncodedPrompt(self.ids[:keep], [], self.pair_start)
 
 
 class PromptEncoder:
@@ -75,7 +87,8 @@ class PromptEncoder:
         if isinstance(message, Detokenize):
             return len(message.tokens) * SHORT_CHARS // (4 * SHORT_IDS)
         if message.messages is None:
-            return len(message.text or "")
+            pair = message.text_pair if isinstance(message, Generate) else None
+            return len(message.text or "") + len(pair or "")
         if message.chat_template is not None or len(message.messages) > SHORT_TURNS:
             return SHORT_CHARS + 1
         return self._chars(message)
@@ -117,17 +130,23 @@ class PromptEncoder:
         if len(given) != 1:
             raise InvalidRequest("prompt: exactly one of text, tokens and messages must be set, "
                                  f"got {' and '.join(given) or 'none'}", "prompt")
-        keep = self._keep(message, message.params.max_tokens or 1)
+        pooled = message.pooling is not None
+        room = 0 if pooled else 1
+        keep = self._keep(message, room and (message.params.max_tokens or 1))
         limit = model.facts.max_model_len if keep is None else None
         field = given[0] if given[0] == "messages" else "prompt"
         if message.tokens is not None:
             prompt = self._of_tokens(message, message.tokens)
+        elif message.text is not None and pooled and not message.media:
+            prompt = EncodedPrompt(*model.encode_pair(message.text, message.text_pair, keep, limit))
+            if model.media is not None:
+                model.media.check_none(prompt.ids, field)
         elif message.text is not None:
             prompt = self._encoded(message, message.text, True, field, limit)
         else:
             prompt = self._encoded(message, render(message), False, field, limit)
-        prompt = prompt.last(keep)
-        defaults.check_prompt(prompt.ids, model.facts, field)
+        prompt = prompt.first(keep) if pooled else prompt.last(keep)
+        defaults.check_prompt(prompt.ids, model.facts, field, room)
         return prompt
 
     def _encoded(self, message: PromptRequest, text: str, special: bool, field: str,

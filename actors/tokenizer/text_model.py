@@ -17,11 +17,13 @@ from actorium.actors.config.reasoning_formats import NONE, format_chosen
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import ContextOverflow, InvalidRequest
 from actorium.actors.media.prompt_media import open_prompt_media
-from actorium.actors.messages import MAX_CLIENT_MESSAGE_BYTES, MAX_TURNS
+from actorium.actors.messages import MAX_CLIENT_MESSAGE_BYTES, MAX_TURNS, MediaItem
 from actorium.actors.models import model_dir as models
 from actorium.actors.models.fim_tokens import KEY, FimTokens, fim_tokens
+from actorium.actors.models.pooling_shape import read_pooling
 from actorium.actors.structured.grammar_validator import GrammarValidator
 from actorium.actors.tokenizer import chat_template as chat
+from actorium.actors.tokenizer import pooling_requests
 from actorium.actors.tokenizer.defaults import ModelFacts
 from actorium.actors.tokenizer.tokenizer_json import load_tokenizer
 
@@ -47,6 +49,9 @@ class TextModel:
         self._special_ids: frozenset[int] = frozenset()
         self.fim: FimTokens | None = None
         self._templates = chat.ChatTemplates({}, {})
+        self._end_id, self._adds_end = 0, False
+        """The token that ends a text that is pooled, where tokenizer.json does not add it though
+        tokenizer_config.json says so."""
         size = models.vocab_size(self._json)
         eos = models.known_eos_ids(self.path, self._json, generation, size)
         if not config.model.skip_tokenizer:
@@ -58,11 +63,18 @@ class TextModel:
             settings = models.read_json(self.path / "tokenizer_config.json", optional=True)
             self.fim = fim_tokens(self._tokenizer.token_to_id, settings.get(KEY))
             eos = self._with_tokenizer_eos(eos, size)
+            end = self._tokenizer.token_to_id(str(self._templates.special.get("eos_token")))
+            if settings.get("add_eos_token") is True and end is not None:
+                self._end_id, self._adds_end = end, _encode(self._tokenizer, "a",
+                                                             True)[-1:] != [end]
+        wanted = config.model.max_model_len
+        pooling = read_pooling(self.path, self._json, config.model)
+        longest = models.longest_sequence(self.path, self._json, wanted)
+        if pooling is not None and pooling.longest is not None and wanted is None:
+            longest = min(longest, pooling.longest)
         self.facts = ModelFacts(
-            vocab_size=size,
-            max_model_len=models.longest_sequence(self.path, self._json,
-                                                    config.model.max_model_len),
-            eos_ids=eos, strict_max_tokens=config.model.strict_max_tokens,
+            vocab_size=size, max_model_len=longest, eos_ids=eos, pooling=pooling,
+            strict_max_tokens=config.model.strict_max_tokens,
             generation=models.usable_defaults(self.path, generation),
             has_tokenizer=self._tokenizer is not None,
             reasoning=format_chosen(config.gateway.reasoning_parser,
@@ -106,6 +118,32 @@ class TextModel:
         except OverflowError:
             raise InvalidRequest(f"{field}: the tokenizer gives ids outside the vocabulary of "
                                  f"{self.facts.vocab_size}", field) from None
+
+    def encode_pair(self, text: str, pair: str | None, keep: int | None,
+                    limit: int | None) -> tuple[array[int], list[MediaItem], int]:
+        """Returns the token ids of one text or of a pair, no media, and the index of the second
+        text's first token where the tokenizer tells them apart (else 0).
+
+        Of more than `keep` tokens the texts' ends are cut off, of a pair the longer text's first;
+        special tokens stay (transformers' `longest_first`). limit: as of `encode`.
+        """
+        tokenizer, texts = self._need_tokenizer("prompt"), [text] if pair is None else [text, pair]
+        if self.facts.pooling is not None and self.facts.pooling.lower_case:
+            texts = [one.lower() for one in texts]
+        for one in texts if limit is not None else ():
+            assert limit is not None
+            self._refuse_long(tokenizer, one, "prompt", limit)
+        parts = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        if keep is not None:
+            added = tokenizer.num_special_tokens_to_add(pair is not None) + self._adds_end
+            for part, length in zip(parts, _cut_lengths([len(part) for part in parts],
+                                                        max(keep - added, 0)), strict=True):
+                part.truncate(length)
+        whole = tokenizer.post_process(parts[0], parts[1] if pair is not None else None)
+        ids = array("i", whole.ids)
+        if self._adds_end:
+            ids.append(self._end_id)
+        return ids, [], whole.type_ids.index(1) if 1 in whole.type_ids else 0
 
     def _literal(self, tokenizer: Tokenizer, text: str) -> Tokenizer:
         """Returns a tokenizer to which special tokens in a text are text: the same one, unless the
@@ -186,6 +224,7 @@ class TextModel:
             "has_tokenizer": self._tokenizer is not None,
             "fim_tokens": self.fim,
             **self._templates.info(),
+            **pooling_requests.info(self.facts.pooling),
             "media": None if self.media is None else self.media.info(),
             "generation_defaults": self.facts.generation,
             "limits": {
@@ -196,6 +235,17 @@ class TextModel:
                 "messages": MAX_TURNS},
             "config": configs.with_secrets_hidden(self._config),
         }
+
+
+def _cut_lengths(lengths: list[int], keep: int) -> list[int]:
+    """Returns how many tokens of each text stay where `keep` do in all: the longer one is cut until
+    both are of a length, then both are."""
+    if sum(lengths) <= keep:
+        return lengths
+    if len(lengths) == 1:
+        return [keep]
+    short = min(min(lengths), keep // 2)
+    return [short, keep - short] if lengths[0] <= lengths[1] else [keep - short, short]
 
 
 def _encode(tokenizer: Tokenizer, text: str, special: bool) -> list[int]:

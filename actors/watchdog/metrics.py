@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from actorium.actors.config.cluster_settings import NODES_ROLE, RAY_ROLE, clustered
 from actorium.actors.config.tree import Config
 from actorium.actors.health import READY_PHASES, bytes_of
+from actorium.actors.params import PoolingTask
 from actorium.actors.runtime import beat_gauges
 from actorium.actors.runtime.beat_gauges import (
     EAGER_REASONS,
+    POOLED,
+    POOLED_TOKENS,
     PREEMPTION_CAUSES,
     STEP_MODES,
     eager_key,
@@ -233,6 +236,11 @@ def _requests(facts: MetricsInput) -> Iterator[MetricFamily]:
     yield _family("actorium:preemptions", COUNTER, "Preemptions by cause.",
                   [({"cause": cause}, gauges.get(f"preemptions_{cause}", 0.0))
                    for cause in PREEMPTION_CAUSES])
+    for name, stem, what in (("pooled_sequences", POOLED, "Sequences"),
+                             ("pooled_prompt_tokens", POOLED_TOKENS, "Prompt tokens of sequences")):
+        yield _family(f"actorium:{name}", COUNTER, f"{what} that ended with a vector or scores.",
+                      [({"task": task}, gauges.get(f"{stem}{task}", 0.0))
+                       for task in get_args(PoolingTask)])
 
 
 def _engine(facts: MetricsInput) -> Iterator[MetricFamily]:

@@ -27,7 +27,7 @@ from actorium.actors.messages import (
     Submit,
     TokenBatch,
 )
-from actorium.actors.params import ResolvedParams, TextParams
+from actorium.actors.params import ResolvedParams, ResolvedPooling, TextParams
 from actorium.actors.runtime.roles import WORKER
 from actorium.actors.scheduler import scheduler_actor
 from actorium.tools.null.null_worker import Cost, NullWorker
@@ -78,10 +78,12 @@ class Loop:
 
     def submit(self, rid: str, prompt: bytes, params: ResolvedParams, seed: int = 0,
                tenant: str = "",
-               priority: int = 0, n: int = 1, deadline: float | None = None) -> None:
+               priority: int = 0, n: int = 1, deadline: float | None = None,
+               pooling: ResolvedPooling | None = None) -> None:
         self.scheduler.on_message(Submit(
             rid=rid, client=CLIENT, prompt=prompt, n=n, params=params, text=TextParams(),
-            seed=seed, deadline=deadline, tenant=tenant, priority=priority), self.now)
+            seed=seed, deadline=deadline, tenant=tenant, priority=priority, pooling=pooling),
+            self.now)
 
     def cancel(self, rid: str) -> None:
         self.scheduler.on_message(AbortRequest(rid=rid, client=CLIENT), self.now)

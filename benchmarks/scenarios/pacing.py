@@ -21,7 +21,7 @@ from harness import Row, Rows, scenario
 from scenarios.loop import Loop
 
 from actorium.actors.config.tree import Config, MemoryConfig, SchedulerConfig
-from actorium.actors.params import ResolvedParams
+from actorium.actors.params import ResolvedParams, ResolvedPooling
 
 
 class Machine(NamedTuple):
@@ -107,3 +107,44 @@ def targets(targets: list[str] = TARGETS, machines: list[str] = ALL) -> Rows:
                 yield {"machine": machine, "load": name, "target_itl": f"{target} ms",
                        **run(None if target == "default" else float(target), MACHINES[machine],
                              load)}
+
+
+OFF_AND_DEFAULT = ["0", "default"]
+STREAMS, VECTORS = Load(40, 128, 64, 8), 64
+"""Streams that go on all the time, and prompts of as many tokens that wait for a vector."""
+
+
+def beside_vectors(target: float | None, machine: Machine, vectors: int) -> Row:
+    """Serves streams while so many requests for vectors are always under way; milliseconds, and
+    vectors a second."""
+    loop = Loop(Config(
+        memory=MemoryConfig(max_total_tokens=1 << 18, prefix_cache=False),
+        scheduler=SchedulerConfig(max_num_seqs=128, target_itl=target)), cost=machine.cost)
+    gaps: list[float] = []
+    ended, sent, streams, pooled = 0, 0, 0, 0
+    while ended < STREAMS.requests:
+        for own, most, now in ((None, STREAMS.streams, streams - ended),
+                               (ResolvedPooling("embed"), vectors, sent - streams - pooled)):
+            for _ in range(most - now):
+                prompt = np.full(STREAMS.tokens_in, sent + 1, np.int32).tobytes()
+                params = ResolvedParams(max_tokens=1 if own else STREAMS.tokens_out)
+                loop.submit(str(sent), prompt, params, sent, pooling=own)
+                sent, streams = sent + 1, streams + (own is None)
+        for heard in loop.step():
+            if heard.tokens:
+                ended += 1
+                gaps += [b - a for a, b in pairwise(heard.came)]
+            else:
+                pooled += 1
+    return {"vectors_per_s": round(pooled / loop.now, 1), **spread("itl", gaps)}
+
+
+@scenario
+def vectors(targets: list[str] = OFF_AND_DEFAULT, machines: list[str] = ALL) -> Rows:
+    """Gaps between tokens of 8 streams with and without 64 requests for vectors beside them."""
+    for machine in machines:
+        for target in targets:
+            for count in (0, VECTORS):
+                yield {"machine": machine, "vectors": count, "target_itl": f"{target} ms",
+                       **beside_vectors(None if target == "default" else float(target),
+                                        MACHINES[machine], count)}

@@ -13,6 +13,7 @@ from actorium.actors.config.tree import MADE_BITS, STORED, Config
 from actorium.actors.errors import SHOWN, BadConfig, BadModel
 from actorium.actors.models.model_classes import MODEL_TYPES, architecture
 from actorium.actors.models.model_dir import read_config, within
+from actorium.actors.models.pooling_shape import PoolingShape, generating_class, read_pooling
 from actorium.gpu.families import layer_norm_config as ln
 from actorium.gpu.families import tensor_names as names
 from actorium.gpu.families.decoder_config import ConfigReader
@@ -38,6 +39,7 @@ from actorium.gpu.families.dense_config import (
     seed_oss,
     smollm3,
 )
+from actorium.gpu.families.encoder_config import READERS, bidirectional
 from actorium.gpu.families.fp8_config import served_fp8
 from actorium.gpu.families.gemma_config import gemma3n, gemma4, gemma_layer
 from actorium.gpu.families.granite_config import (
@@ -98,6 +100,7 @@ from actorium.gpu.families.tensor_specs import (
     embedding_and_head_tensors,
     layer_prefix,
     mtp_tensors,
+    score_tensors,
     vision_tensors,
 )
 from actorium.gpu.families.text_parts import text_model
@@ -203,6 +206,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Gemma4ForConditionalGeneration": Architecture(gemma4, gemma_layer),
     "Gemma3nForCausalLM": Architecture(gemma3n, gemma_layer),
     "Gemma3nForConditionalGeneration": Architecture(gemma3n, gemma_layer),
+    **{f"{family}Model": Architecture(read, causal_layer, named)
+       for family, (read, named) in READERS.items()},
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""
@@ -211,18 +216,22 @@ text alone."""
 def shape_from_config(
     raw: dict[str, Any], where: Path, dtype: str = "auto", max_model_len: int | None = None,
     quantization: str = "auto", group: int | None = None, head: str = "auto",
-    text_only: bool = False, impl: str = "auto",
+    text_only: bool = False, impl: str = "auto", pooling: PoolingShape | None = None,
 ) -> ModelShape:
     """`ModelShape` of a parsed `config.json`.
 
     dtype: of the weights, "auto" = the checkpoint's. max_model_len: None = the model's own limit.
-    quantization, group, head, impl: see `ModelConfig`. text_only: without what images take. Raises
-    `BadModel` naming the file and the field that is missing or wrong, and `BadConfig` for a
-    max_model_len beyond the limit.
+    quantization, group, head, impl: see `ModelConfig`. text_only: without what images take.
+    pooling: of a model that does not generate, the head is left out. Raises `BadModel` naming the
+    file and the field that is missing or wrong, and `BadConfig` for a max_model_len beyond the
+    limit.
     """
-    name, raw = text_model(_architecture(raw, where), raw, where)
+    name, raw = text_model(generating_class(_architecture(raw, where)), raw, where)
     own, raw = name in ARCHITECTURES, {**raw, "architectures": [name]}
     theirs = impl == "transformers" or impl == "auto" and not own
+    if theirs and pooling is not None and pooling.head:
+        raise BadModel(f"{where}: {unsupported(name)}: heads for scores are served with classes of "
+                       "ours alone")
     if theirs:
         require_class(name, raw, where, unsupported(name))
     elif not own:
@@ -238,8 +247,11 @@ def shape_from_config(
     bits = 8.0 if fp8 and not fp8.online else stored.bits if stored else 0.0
     shape = (_by_transformers(raw, where, dtype, bits, own) if theirs else
              ARCHITECTURES[name].read(raw, where, dtype))
+    shape = bidirectional(shape, raw, where)
     shape = replace(shape, fp8=fp8, max_model_len=within(shape.max_model_len, max_model_len),
-                    vision=None if text_only else shape.vision)
+                    vision=None if text_only else shape.vision, pooling=pooling)
+    if pooling is not None and not pooling.generates:
+        shape = replace(shape, tied=True, head_bias=False, mtp_layers=0)
     shape = shape if theirs else shape.simplified()
     specs = () if theirs else model_tensors(shape)
     kept = (gguf_grouped(raw, where) if stored is None else
@@ -276,10 +288,11 @@ def read_shape(path: Path, config: Config) -> ModelShape:
     if not path.is_dir():
         raise BadModel(f"{path}: no such directory")
     where, model, page = path / "config.json", config.model, config.memory.page_size
-    shape = shape_from_config(read_config(path), where, model.dtype, model.max_model_len,
+    raw = read_config(path)
+    shape = shape_from_config(raw, where, model.dtype, model.max_model_len,
                               model.quantization, model.quantization_group,
                               model.quantization_head, model.language_model_only,
-                              model.model_impl)
+                              model.model_impl, read_pooling(path, raw, model))
     if shape.chunked and (chunk := max(shape.windows)) % page:
         raise BadConfig(f"page_size: must divide the chunks of {chunk} tokens to which the model "
                         f"attends, got {page}", "memory.page_size")
@@ -323,7 +336,7 @@ def model_tensors(s: ModelShape) -> list[TensorSpec]:
     experts, projections to latents) every GPU has whole.
     """
     kind, names = ARCHITECTURES[s.architecture], mtp_names(s)
-    specs = embedding_and_head_tensors(s)
+    specs = [*embedding_and_head_tensors(s), *score_tensors(s)]
     for i in range(s.layers):
         specs += kind.layer(s, i, layer_prefix(i))
     if names is not None:

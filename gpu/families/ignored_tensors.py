@@ -42,6 +42,8 @@ def ignored_tensors(shape: ModelShape, raw: dict[str, Any]) -> re.Pattern[str]:
     sharing = "|".join(str(i) for i in shape.attention_layers if not shape.owns_kv(i))
     if sharing:
         patterns.append(rf"^model\.layers\.({sharing})\.self_attn\.[kv]_(proj|norm)\.")
+    if shape.bidirectional:  # heads of other uses, and what the first token is made into
+        patterns.append(r"^(cls|lm_head|vocab_\w+|head|decoder|predictions)\.|position_ids$")
     if "index_topk" in text:  # sequences that are shorter need no indexer, nor do some layers
         patterns.append(r"\.indexer\.")
     return re.compile("|".join(patterns))

@@ -378,7 +378,7 @@ def helium(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
 def arcee(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of the config of Arcee's AFM."""
     get = Fields(completed(raw, ARCEE), where)
-    shape = decoder_shape(get, dtype, activation=_activation(get, "hidden_act"))
+    shape = decoder_shape(get, dtype, activation=activation_of(get, "hidden_act"))
     shape = _biased(shape, get.flag("attention_bias"), get.flag("mlp_bias"))
     return replace(shape, gated=False)
 
@@ -388,7 +388,7 @@ def apertus(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     if not (raw.get("rope_parameters") or raw.get("rope_scaling")):
         raw = {**raw, "rope_parameters": APERTUS_ROPE}
     get = Fields(completed(raw, APERTUS), where)
-    shape = decoder_shape(get, dtype, activation=_activation(get, "hidden_act"))
+    shape = decoder_shape(get, dtype, activation=activation_of(get, "hidden_act"))
     return replace(_biased(shape, get.flag("attention_bias"), False), gated=False, qk_norm=True,
                    layer_norms=LayerNorms("attention_layernorm", "feedforward_layernorm"))
 
@@ -440,12 +440,13 @@ def _read(raw: dict[str, Any], where: Path, dtype: str, defaults: dict[str, Any]
     `Fields`."""
     get = Fields(completed(raw, defaults), where, called=called)
     get.raw["rms_norm_eps"] = get.float(eps)
-    kind = _activation(get, act) if act else "silu"
+    kind = activation_of(get, act) if act else "silu"
     shape = decoder_shape(get, dtype, activation=kind, partial=partial)
     return get, replace(shape, layer_norm=True, norm_parts=("weight", "bias"), gated=not act)
 
 
-def _activation(get: Fields, field: str) -> str:
+def activation_of(get: Fields, field: str) -> str:
+    """What a `ModelShape` calls the activation that this field names. Raises `BadModel`."""
     name = get.raw.get(field)
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise get.bad(field, f"must be one of {', '.join(ACTIVATIONS)}, got {shown(name)}")

@@ -83,13 +83,14 @@ def qwen3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     return replace(_windowed(get, shape), qkv_bias=bias, o_bias=bias, qk_norm=True)
 
 
-def causal_layer(s: ModelShape, _: int, at: str) -> list[TensorSpec]:
+def causal_layer(s: ModelShape, i: int, at: str) -> list[TensorSpec]:
     """Tensors of a layer with attention and a dense MLP."""
     alphas = [TensorSpec(f"{at}mlp.act_fn.alpha_{kind}", (1,)) for kind in "pn"]
+    last = [TensorSpec(f"{at}mlp.{GATED[-1]}.bias", (s.hidden,))]
     return [*attention_tensors(f"{at}{ATTENTION}", s), *(alphas * (s.activation == "xielu")),
             *dense_tensors(f"{at}mlp.", s.hidden, s.intermediate, s.mlp_bias,
-                           GATED if s.gated else GATED[1:]),
-            *norm_tensors(at, s, s.layer_norms.names)]
+                           GATED if s.gated else GATED[1:]), *(last * s.down_bias),
+            *norm_tensors(at, s, s.layer_norms.names[0 if i or s.first_norm else 1:])]
 
 
 def layer_windows(get: Fields, layers: int, window: int) -> tuple[int, ...] | None:
@@ -155,7 +156,7 @@ def _text(raw: dict[str, Any], where: Path) -> Fields:
 def _checked(raw: dict[str, Any], where: Path, prefix: str = "",
              refused: tuple[str, ...] = ()) -> Fields:
     bad = Fields(raw, where, prefix).bad
-    for name in (*refused, "use_bidirectional_attention"):
+    for name in refused:
         if raw.get(name):
             raise bad(name, f"is not supported, got {shown(raw[name])}")
     name = "hidden_activation"

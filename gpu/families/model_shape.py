@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from actorium.actors.models.pooling_shape import PoolingShape
 from actorium.gpu.families.fp8_config import Fp8Shape
 from actorium.gpu.families.layer_shapes import (
     GATED,
@@ -67,6 +68,8 @@ class ModelShape:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
+    down_bias: bool = False
+    """A dense MLP's last product has a bias, where its others have none."""
     mlp_name: str = "mlp."
     """What the names of a dense MLP's tensors begin with in a layer."""
     chunked: bool = False
@@ -93,8 +96,23 @@ class ModelShape:
     learned_positions: int = 0
     """Rows of a table of which that of its position is added to each embedding; 0 = there is
     none."""
+    token_types: int = 0
+    """Rows of a table of which that of its type (which of two texts it is of) is added to each
+    embedding; 0 = there is none."""
     embed_norm: bool = False
-    """Embeddings are normed."""
+    """Embeddings are normed: of a bidirectional model behind the sum with positions and types."""
+    final_norm: bool = True
+    """What the last layer gives is normed."""
+    bidirectional: bool = False
+    """Each token attends to all tokens of its prompt, or to those that are less than its layer's
+    window away, on both sides: a prompt is computed in one step, and nothing is kept in pages."""
+    distance_buckets: int = 0
+    """Of a bidirectional model: rows of a table of what each head adds to scores, by how far apart
+    tokens are; 0 = there is none."""
+    post_norms: bool = False
+    """Norms come behind the sums of what a mixer, or an MLP, gives and takes."""
+    first_norm: bool = True
+    """The first layer norms what goes into attention."""
     head_bias: bool = False
     embed_scale: float = 1.0
     """On the embeddings."""
@@ -175,6 +193,8 @@ class ModelShape:
     """Which weights are in FP8 in memory; None: none."""
     grouped: GroupedShape | None = None
     """Which weights are in 4 to 8 bits in memory; None: none."""
+    pooling: PoolingShape | None = None
+    """What it makes of prompts beside completions; None: nothing."""
     vision: VisionShape | None = None
     """Of the tower for images, which every GPU has whole; None: there is none."""
     by_transformers: int = 0
@@ -220,7 +240,9 @@ class ModelShape:
     def groups(self) -> tuple[LayerGroup, ...]:
         """The attention layers by window, in the order in which the windows first appear. Where
         there are none, one layer stands for them, whose pages nobody reads: the scheduler counts
-        tokens, and knows prefixes, by pages."""
+        tokens, and knows prefixes, by pages. So it is where no layer keeps anything."""
+        if self.bidirectional:
+            return (LayerGroup(0, (0,)),)
         by_window: dict[int, list[int]] = {}
         for i in self.attention_layers or (0,):
             if self.owns_kv(i):
@@ -347,7 +369,9 @@ class ModelShape:
     @property
     def kv_row(self) -> tuple[int, int]:
         """What a token leaves in the pages of an attention layer: (parts, width of each). The keys
-        of all heads and then their values; or one part, its latent."""
+        of all heads and then their values; or one part, its latent; or nothing."""
+        if self.bidirectional:
+            return 0, 0
         if self.latent is not None:
             return 1, self.latent.row
         return 2 * self.kv_heads, self.head_dim

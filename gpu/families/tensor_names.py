@@ -65,6 +65,36 @@ OPT: Renames = (
     (r"\.final_layer_norm\.", ".post_attention_layernorm."),
     (r"\.self_attn\.out_proj\.", ".self_attn.o_proj."), (r"\.fc1\.", ".mlp.up_proj."),
     (r"\.fc2\.", ".mlp.down_proj."))
+ENCODER: Renames = (
+    (r"\.gamma$", ".weight"), (r"\.beta$", ".bias"),
+    (r"^((bert|roberta|distilbert|mpnet|nomic_bert|new|gte)\.)+", ""),
+    (r"^embeddings\.(word|tok)_embeddings\.", "model.embed_tokens."),
+    (r"^model\.embed_tokens\.tok_embeddings\.", "model.embed_tokens."),
+    (r"^(embeddings|model\.embed_tokens)\.norm\.", "model.embed_norm."),
+    (r"^(embeddings\.LayerNorm|emb_ln)\.", "model.embed_norm."),
+    (r"^embeddings\.position_embeddings\.", "model.embed_positions."),
+    (r"^embeddings\.token_type_embeddings\.", "model.embed_token_types."),
+    (r"^encoder\.relative_attention_bias\.", "model.distances."),
+    (r"\.attention\.attn\.([qkvo])\.", r".self_attn.\1_proj."),
+    (r"\.attention\.LayerNorm\.", ".post_attention_layernorm."),
+    (r"^((encoder|transformer)\.)?layers?\.", "model.layers."),
+    (r"^(model\.)?final_norm\.", "model.norm."),
+    (r"\.attention\.(self\.)?(?=(query|key|value|[qkv]_lin)\.)", ".self_attn."),
+    (r"\.self_attn\.(q|k|v)(uery|ey|alue|_lin)\.", r".self_attn.\1_proj."),
+    (r"\.(attn|attention)\.(Wqkv|qkv_proj)\.", ".self_attn.qkv_proj."),
+    (r"\.(attn|attention)\.(output\.dense|out_lin|out_proj|Wo|o_proj)\.", ".self_attn.o_proj."),
+    (r"\.(attention\.output\.LayerNorm|sa_layer_norm|norm1|attn_ln)\.",
+     ".post_attention_layernorm."),
+    (r"\.(output\.LayerNorm|output_layer_norm|norm2|mlp_ln)\.", ".post_mlp_layernorm."),
+    (r"\.(intermediate\.dense|ffn\.lin1|mlp\.fc11)\.", ".mlp.up_proj."),
+    (r"\.mlp\.fc12\.", ".mlp.gate_proj."), (r"\.mlp\.Wi\.", ".mlp.gate_up_proj."),
+    (r"\.(output\.dense|ffn\.lin2|mlp\.fc2|mlp\.Wo)\.", ".mlp.down_proj."),
+    (r"^((pooler\.|classifier\.)?dense|pre_classifier)\.", "head.dense."),
+    (r"^classifier\.(out_proj\.)?(?=(weight|bias)$)", "score."),
+    (r"\.attn_norm\.", ".input_layernorm."), (r"\.mlp_norm\.", ".post_attention_layernorm."))
+"""Of BERT and its kin, ModernBERT among them."""
+ROBERTA: Renames = (
+    *ENCODER, (r"^model\.embed_positions\.weight$", "model.embed_positions.padded"))
 KIMI: Renames = ((r"\.block_sparse_moe\.", ".mlp."), (r"\.self_attn\.forget_gate\.", ".self_attn."))
 """Of Kimi Linear, which `parted_layer` names."""
 

@@ -24,6 +24,10 @@ EMBED, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm", "lm_head.we
 EMBED_NORM = "model.embed_norm"
 POSITIONS = "model.embed_positions.weight"
 """The table of learned positions."""
+TYPES = "model.embed_token_types.weight"
+"""The table of token types."""
+DISTANCES = "model.distances.weight"
+"""What heads add to scores by distance, which all layers share."""
 TOKEN_TABLE, TOKEN_PROJECTION, TOKEN_NORM = (
     "model.embed_tokens_per_layer", "model.per_layer_model_projection",
     "model.per_layer_projection_norm")
@@ -128,11 +132,17 @@ def layer_prefix(i: int) -> str:
 
 def embedding_and_head_tensors(s: ModelShape) -> list[TensorSpec]:
     """Embeddings, final norm and head."""
-    specs = [TensorSpec(EMBED, (s.vocab_size, s.hidden)), *norm_tensors("", s, (FINAL_NORM,))]
+    specs = [TensorSpec(EMBED, (s.vocab_size, s.hidden))]
+    if s.final_norm:
+        specs += norm_tensors("", s, (FINAL_NORM,))
     if s.embed_norm:
         specs += norm_tensors("", s, (EMBED_NORM,))
     if s.learned_positions:
         specs.append(TensorSpec(POSITIONS, (s.learned_positions, s.hidden)))
+    if s.token_types:
+        specs.append(TensorSpec(TYPES, (s.token_types, s.hidden)))
+    if s.distance_buckets:
+        specs.append(TensorSpec(DISTANCES, (s.distance_buckets, s.heads)))
     if (given := s.token_inputs) is not None:
         specs += [TensorSpec(f"{TOKEN_TABLE}.weight", (given.vocab, s.token_width)),
                   *linear_tensors(TOKEN_PROJECTION, s.token_width, s.hidden),
@@ -142,7 +152,17 @@ def embedding_and_head_tensors(s: ModelShape) -> list[TensorSpec]:
                   for spec in linear_tensors(f"{at}{i}", s.hidden, s.hidden)]
     if s.head_bias:
         specs.append(TensorSpec("lm_head.bias", (s.vocab_size,)))
-    return specs if s.tied else [*specs, TensorSpec(HEAD, (s.vocab_size, s.hidden))]
+    if s.tied or s.bidirectional:
+        return specs
+    return [*specs, TensorSpec(HEAD, (s.vocab_size, s.hidden))]
+
+
+def score_tensors(s: ModelShape) -> list[TensorSpec]:
+    """What makes scores of pooled rows, which every GPU has whole, in float32."""
+    return [TensorSpec(f"{own.name}.{part}", shape, "float32")
+            for layer in (s.pooling.head if s.pooling else ())
+            for own in (layer, layer.norm) if own is not None
+            for part, shape in own.tensors]
 
 
 def norm_tensors(at: str, s: ModelShape, names: Sequence[str] = NORMS) -> list[TensorSpec]:

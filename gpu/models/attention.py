@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -158,6 +159,36 @@ class Attention:
         return y.reshape(-1, s.q_size)
 
 
+@dataclass(slots=True)
+class PromptAttention(Attention):
+    """That of a bidirectional model: within whole prompts, without pages."""
+
+    window: int = 0
+    """See `ModelShape.bidirectional`; 0 = all tokens."""
+
+    def forward(self, x: Tensor, step: ForwardContext) -> Tensor:
+        qkv = ops.linear(x, self.qkv)
+        if self.shape.adjusts_qkv:
+            qkv = ops.norm_qk(qkv, self)
+        return ops.linear(ops.attend(qkv, self, step), self.o)
+
+    def between(self, p: Tensor, step: ForwardContext, rows: Tensor | None = None,
+                out: Tensor | None = None) -> Tensor:
+        s = self.shape
+        heads = p.view(len(p), -1, s.head_dim)
+        q, kv = heads[:, :s.heads], heads[:, s.heads:]
+        if self.norm is not None or s.ropes:
+            kv = kv.new_empty(kv.shape)
+            self.ops.rotate_write(heads, s.heads, self.norm, s.norm_eps, step.ropes[self.rope], kv,
+                                  torch.arange(len(p), device=p.device))
+        y = self.ops.attend_prompts(q, kv, step.prompts, s.attention_scale, self.window,
+                                    step.distances)
+        y = y.reshape(len(p), s.q_size)
+        if rows is not None:
+            return y.index_select(0, rows)
+        return y if out is None else out.copy_(y)
+
+
 def attention(w: LayerWeights, whole: ModelShape, i: int) -> Attention:
     """The attention of these weights, in the i-th layer."""
     s = whole.of_layer(i)
@@ -182,7 +213,8 @@ def attention(w: LayerWeights, whole: ModelShape, i: int) -> Attention:
             query_weight, qn, kn = qn * kn, torch.ones_like(qn), torch.ones_like(kn)
         norm = torch.cat((qn.expand(s.heads, -1), kn.expand(s.kv_heads, -1)))
     ones = torch.ones(s.head_dim, dtype=TORCH_DTYPES[s.dtype], device=w.device)
-    return Attention(
+    make = partial(PromptAttention, window=s.windows[i]) if s.bidirectional else Attention
+    return make(
         s, w.ops, qkv, gate, w.summed(s.o_bias, "o_proj"), norm, *whole.group_and_index(i),
         s.rope_index(i), w.group, over_all, by_head, query_weight, s.query_table(i),
         w.optional(KV_SCALES), w.pop(SINKS) if s.sinks else None,

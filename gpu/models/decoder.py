@@ -16,11 +16,13 @@ from actorium.gpu.attention.backend_choice import StepAttention
 from actorium.gpu.families.architectures import mtp_names
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.tensor_specs import (
+    DISTANCES,
     EMBED,
     EMBED_NORM,
     FINAL_NORM,
     HEAD,
     POSITIONS,
+    TYPES,
     layer_prefix,
 )
 from actorium.gpu.models.forward_context import (
@@ -32,10 +34,12 @@ from actorium.gpu.models.forward_context import (
     plan_attention,
 )
 from actorium.gpu.models.layer_weights import LayerWeights, NamedProduct
+from actorium.gpu.models.pooler import Pooler
 from actorium.gpu.models.rotary import rope_tables
 from actorium.gpu.parallel.rank_group import LoneRank, RankGroup
 from actorium.gpu.parallel.split_layers import SplitEmbedding, SplitHead
 from actorium.gpu.passes.canonical_ops import add, layer_norm, logits, norm, unmade
+from actorium.gpu.plan.graph_memory import NOTHING_DECODED
 from actorium.gpu.step.batch import ForwardBatch, with_deepstack, with_embeddings
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.states import RecurrentBatch
@@ -47,6 +51,7 @@ from actorium.kernels.backends import select_ops
 from actorium.kernels.grouped_rows import RowLookup
 from actorium.kernels.inputs import HiddenStream, InputForm, settled
 from actorium.kernels.linear import Linear
+from actorium.kernels.reference.prompt_attention import distance_table
 from actorium.kernels.reference.rope import axis_rows, rope_rows
 
 
@@ -102,7 +107,8 @@ class Layer:
     mlp_out_norm: Tensor | None = None
     layer_norm: bool = field(default=False, kw_only=True)
     parallel: bool = field(default=False, kw_only=True)
-    """See `ModelShape`, as of the last."""
+    post_norms: bool = field(default=False, kw_only=True)
+    """See `ModelShape`, as of the last two."""
 
     @property
     def waits(self) -> bool:
@@ -113,6 +119,9 @@ class Layer:
         """The layer, written plainly; what runs is made of it by passes: see `LayerRun`."""
         if self.parallel and self.mlp is not None:
             return self.side_by_side(self.mlp, hidden, step)
+        if self.post_norms and self.mlp is not None:
+            hidden = self.normed(add(self.mixer.forward(hidden, step), hidden), self.mixer_norm)
+            return self.normed(add(self.mlp.forward(hidden), hidden), self.mlp_norm)
         y = self.mixer.forward(self.normed(hidden, self.mixer_norm), step)
         hidden = add(self.normed(y, self.mixer_out_norm), hidden)
         if self.mlp is None:
@@ -173,6 +182,8 @@ class LoadedModel(ABC):
             self.slopes = torch.tensor(shape.alibi[first:first + shape.heads], device=device)
         self.drafter: MtpDrafter | None = None
         """Of a model with a layer that drafts; who loads the model gives it one."""
+        self.pooler: Pooler | None = None
+        """Likewise, of a model that makes vectors or scores of prompts."""
         self.vision: VisionTower | None = None
         """Likewise, of a model that takes images."""
 
@@ -216,7 +227,7 @@ class LoadedModel(ABC):
         if s.index is not None:
             chosen = ChosenTokens(batch, pool.page_size, s.index.chosen, s.attention_scale,
                                   self.attention.decode, self.ops.token_scores)
-        elif s.attention_layers:
+        elif s.attention_layers and not s.bidirectional:
             plan = plan_attention(batch, pool.page_size, window, s.attention_scale, self.attention,
                                   s.attention_cap, s.chunked, self.slopes)
         return GroupContext(batch.kv_index, pool.layers, plan, pool.scales, pool.index_keys,
@@ -252,21 +263,30 @@ class Decoder(LoadedModel):
         """tensors: as `model_tensors` names them; they are taken out of the dict, but for those of
         the layer that drafts. The others: see `LoadedModel`; of a group, they are this rank's."""
         super().__init__(shape, device, attention, native, kernels, group)
+        if shape.bidirectional:
+            self.no_graphs = NOTHING_DECODED
         self.products: list[NamedProduct] = []
         """All that were made, but for those in leaves; none once the model is loaded."""
         whole = LayerWeights(tensors, "", self.ops, shape.norm_plus_one, group, device=device,
                              made=self.products)
         # The largest first: what a layer is made of lies beside what was made before.
         self.embed, self.head = embedding_and_head(whole, shape)
+        self.distances: Tensor | None = None
+        """[heads, 2 * max_model_len - 1], see `distance_table`."""
+        if shape.distance_buckets:
+            self.distances = distance_table(whole.pop(DISTANCES), shape.max_model_len)
         self.layers = [self.load_layer(whole.under(layer_prefix(i)), i)
                        for i in range(shape.layers)]
-        self.norm = whole.norm_of(shape, FINAL_NORM, device)
+        self.norm = whole.norm_of(shape, FINAL_NORM, device) if shape.final_norm else None
         self.embed_norm = whole.norm_of(shape, EMBED_NORM, device) if shape.embed_norm else None
         self.positions = whole.pop(POSITIONS) if shape.learned_positions else None
+        self.types = whole.pop(TYPES) if shape.token_types else None
         self.load_more(whole)
         self.ropes = [table.to(device) for table in rope_tables(shape)]
-        self.end_part = Head(self.norm, shape.norm_eps, self.head, shape.logit_scale,
-                             shape.logit_cap, shape.layer_norm)
+        self.end_part: Head | None = None
+        if self.head is not None and self.norm is not None:
+            self.end_part = Head(self.norm, shape.norm_eps, self.head, shape.logit_scale,
+                                 shape.logit_cap, shape.layer_norm)
         self.serves_adapters = False
         self.passes: tuple[str, ...] = ()
         """Names of those that are on."""
@@ -283,7 +303,7 @@ class Decoder(LoadedModel):
     def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[KVPagePool],
                 recurrent: RecurrentBatch | None = None) -> Tensor:
         batch = batches[0]
-        hidden = self.embedded(batch.tokens, batch.turned_to)
+        hidden = self.embedded(batch.tokens, batch.turned_to, batch.types)
         ropes = [*self.ropes_at(batch.turned_to), *self.token_inputs(batch.tokens, hidden)]
         return self.run_layers(with_embeddings(batch.images, hidden), batches, pools, recurrent,
                                ropes)
@@ -303,15 +323,21 @@ class Decoder(LoadedModel):
             return settled(last.whole(stream.pop(), step))
         return settled(last.few(stream.pop(), step, batch.logit_rows))
 
-    def embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """What goes into the first layer. tokens, positions: i64[T] -> [T, hidden]."""
-        hidden, scale = self.embeddings(tokens), self.shape.embed_scale
+    def embedded(self, tokens: Tensor, positions: Tensor, types: Tensor | None = None) -> Tensor:
+        """What goes into the first layer. tokens, positions, types: i64[T] -> [T, hidden]; types:
+        None = all 0."""
+        hidden, scale, late = self.embeddings(tokens), self.shape.embed_scale, False
         hidden = hidden if scale == 1 else hidden * scale
-        if self.embed_norm is not None:
+        if self.types is not None:
+            alone = types is None or len(self.types) == 1
+            hidden = hidden + (self.types[0] if alone else self.types[types])
+        if self.embed_norm is not None and not (late := self.shape.bidirectional):
             hidden = self.ops.layer_norm(hidden, self.embed_norm, self.shape.norm_eps)
-        if self.positions is None:
-            return hidden
-        return hidden + self.positions.index_select(0, positions)
+        if self.positions is not None:
+            hidden = hidden + self.positions.index_select(0, positions)
+        if late and self.embed_norm is not None:
+            hidden = self.ops.layer_norm(hidden, self.embed_norm, self.shape.norm_eps)
+        return hidden
 
     def token_inputs(self, tokens: Tensor, hidden: Tensor) -> list[Tensor]:
         """[T, layers * size] of what tokens give every layer by themselves (`TokenInputs`); nothing
@@ -343,6 +369,10 @@ class Decoder(LoadedModel):
                 recurrent: RecurrentBatch | None, ropes: list[Tensor]) -> ForwardContext:
         """A step as the layers see it. ropes: see `run_layers`."""
         s, groups = self.shape, self.group_contexts(batches, pools)
+        if s.bidirectional:
+            lengths = [row.count for row in batches[0].extends]
+            return ForwardContext(ropes, groups, None, [],
+                                  self.ops.prompt_rows(lengths, self.device), self.distances)
         if recurrent is None or s.recurrence is None:
             return ForwardContext(ropes, groups, None, [])
         states = StatePlan(recurrent.rows, s.recurrence.width, self.device)
@@ -352,19 +382,26 @@ class Decoder(LoadedModel):
         return self.end(rows)
 
     def norm_rows(self, rows: Tensor) -> Tensor:
+        if self.norm is None:
+            return rows
         own = self.ops.layer_norm if self.shape.layer_norm else self.ops.rms_norm
         return own(rows, self.norm, self.shape.norm_eps)
 
     def head_logits(self, normed: Tensor) -> Tensor:
+        assert self.head is not None
         return logits(normed, self.head, self.shape.logit_scale, self.shape.logit_cap)
 
 
 # --- Embedding and head --------------------------------------------------------------------------
 
-def embedding_and_head(w: LayerWeights, s: ModelShape) -> tuple[Tensor | RowLookup, Linear]:
+def embedding_and_head(w: LayerWeights, s: ModelShape
+                       ) -> tuple[Tensor | RowLookup, Linear | None]:
     """([V, hidden], or what gives its rows; the head), of one matrix where they are tied. Of
-    several ranks, each has its rows of both."""
-    embed, looked_up = w.embedding(EMBED.removesuffix(".weight"), s.tied)
+    several ranks, each has its rows of both. A bidirectional model has no head."""
+    embed, looked_up = w.embedding(EMBED.removesuffix(".weight"), s.tied and not s.bidirectional)
+    if s.bidirectional:
+        alone = w.group.place.size == 1
+        return embed if alone else SplitEmbedding(embed, s.vocab_size, w.group), None
     head = (looked_up if s.tied and looked_up
             else w.linear(s.head_bias, HEAD.removesuffix(".weight")))
     if w.group.place.size == 1:

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,6 +60,10 @@ class ForwardContext:
     """None where no layer is recurrent."""
     recurrent: list[LayerStates]
     """Of each recurrent layer."""
+    prompts: Any = None
+    """Where the prompts of a bidirectional model lie: see `TorchOps.prompt_rows`."""
+    distances: Tensor | None = None
+    """What heads add to scores by distance; see `prompt_attention.attend_prompts`."""
 
 
 class StatePlan:

@@ -190,8 +190,8 @@ class GemmaLM(Decoder):
             assert isinstance(last, AltUpLayer)
             last.streams = self.streams
 
-    def embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        hidden = super().embedded(tokens, positions)
+    def embedded(self, tokens: Tensor, positions: Tensor, types: Tensor | None = None) -> Tensor:
+        hidden = super().embedded(tokens, positions, types)
         return hidden if self.shape.altup is None else self.streams.spread(hidden)
 
     def token_inputs(self, tokens: Tensor, hidden: Tensor) -> list[Tensor]:

@@ -17,7 +17,7 @@ from actorium.gpu.families.tensor_specs import POSITIONS
 from actorium.gpu.models.attention import attention
 from actorium.gpu.models.decoder import Decoder, Layer, Mixer, Mlp
 from actorium.gpu.models.layer_weights import LayerWeights
-from actorium.gpu.models.mlp import dense, layer_mlp, mixture_fused, ungated
+from actorium.gpu.models.mlp import dense, gated_apart, layer_mlp, mixture_fused, ungated
 from actorium.gpu.models.recurrent import delta_fused, gated_delta
 from actorium.gpu.weights.loader import Fused
 
@@ -38,12 +38,17 @@ class CausalLM(Decoder):
         fused = [Fused(f"{attend}qkv_proj.weight", (rows, s.hidden), part),
                  Fused(f"{mlp}gate_up_proj.weight", (sum(halves.values()), s.hidden),
                        partial(_cut, halves))]
+        biases = Fused(f"{attend}qkv_proj.bias", (rows,), partial(part, kind="bias"))
         if s.gated:
-            return fused
+            turned_halves = dict(reversed(halves.items()))
+            return [*fused, Fused(f"{mlp}up_gate_proj.weight", (sum(halves.values()), s.hidden),
+                                  partial(_cut, turned_halves)), biases,
+                    Fused(f"{mlp}gate_up_proj.bias", (sum(halves.values()),),
+                          partial(_cut, halves, kind="bias"))]
         by_head = partial(_cut_heads, attend, s)
         turned = {f"{attend}o_proj": (s.q_size, s.hidden), f"{mlp}up_proj": (s.hidden,
                   s.intermediate), f"{mlp}down_proj": (s.intermediate, s.hidden)}
-        return [*fused, Fused(f"{attend}qkv_proj.bias", (rows,), partial(part, kind="bias")),
+        return [*fused, biases,
                 Fused(f"{attend}qkv_by_head.weight", (rows, s.hidden), by_head),
                 Fused(f"{attend}qkv_by_head.bias", (rows,), partial(by_head, kind="bias")),
                 Fused(f"{attend}qkv_proj.weight_t", (s.hidden, rows), lambda own: part(own.t())),
@@ -60,9 +65,16 @@ class CausalLM(Decoder):
         s = self.shape
         mixer = attention(w.under("self_attn."), s, i)
         inner = w.under("mlp.")
-        mlp: Mlp = ungated(inner, s) if not s.gated else dense(inner, s.mlp_bias, s.activation)
-        norms = [w.norm_of(s, name, self.device) if name else None for name in s.layer_norms]
-        return Layer(mixer, mlp, s.norm_eps, *norms, layer_norm=s.layer_norm, parallel=s.parallel)
+        if not s.gated:
+            mlp: Mlp = ungated(inner, s)
+        elif s.activation in ("silu", "gelu") and not s.down_bias:
+            mlp = dense(inner, s.mlp_bias, s.activation)
+        else:
+            mlp = gated_apart(inner, s)
+        norms = [w.norm_of(s, name, self.device) if name and (at or i or s.first_norm) else None
+                 for at, name in enumerate(s.layer_norms)]
+        return Layer(mixer, mlp, s.norm_eps, *norms, layer_norm=s.layer_norm, parallel=s.parallel,
+                     post_norms=s.post_norms)
 
 
 

@@ -148,6 +148,19 @@ class Ungated:
         return self.down(self.activation(self.up(x)))
 
 
+def gated_apart(w: LayerWeights, s: ModelShape) -> Ungated:
+    """The gated MLP of these weights, whose activation is none of `Gated`'s: it works on what the
+    product of gate and up gives."""
+    act = w.ops.activation(s.activation)
+
+    def gate(y: Tensor) -> Tensor:
+        own, up = y.chunk(2, 1)
+        return act(own.contiguous()) * up
+
+    return Ungated(w.linear(s.mlp_bias, *GATED[:2]),
+                   w.summed(s.mlp_bias or s.down_bias, GATED[2]), gate)
+
+
 def ungated(w: LayerWeights, s: ModelShape) -> Ungated:
     """The MLP of these weights."""
     (_, up, down), alphas = GATED, NO_ALPHAS

@@ -39,6 +39,7 @@ from actorium.gpu.models.gemma import GemmaLM
 from actorium.gpu.models.granite import GraniteLM
 from actorium.gpu.models.llama import CausalLM, HybridLM
 from actorium.gpu.models.parted import PartedLM
+from actorium.gpu.models.pooler import load_pooler
 from actorium.gpu.models.transformers_model import load_transformers
 from actorium.gpu.parallel.rank_group import LoneRank, RankGroup, RankPlace
 from actorium.gpu.parallel.rank_slices import require_rank_bits
@@ -106,6 +107,8 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
     model = kind(shape, tensors, device, attention, config.device.native_kernels,
                  config.device.kernels, group)
     model.drafter = load_drafter(model, tensors)
+    if shape.pooling is not None:
+        model.pooler = load_pooler(shape.pooling, path, device, tensors)
     model.vision = VisionTower(shape.vision, tensors, model.ops.tower) if shape.vision else None
     model.passes = choose(model, parse_passes(config.device.passes))
     model.serves_adapters = config.adapters.enable_lora

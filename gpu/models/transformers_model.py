@@ -29,6 +29,7 @@ from actorium.gpu.families.transformers_config import any_decoder
 from actorium.gpu.families.weight_formats import ONLINE
 from actorium.gpu.models.decoder import LoadedModel
 from actorium.gpu.models.forward_context import GroupContext
+from actorium.gpu.models.pooler import load_pooler
 from actorium.gpu.models.transformers_trace import (
     PAGED,
     SINKS,
@@ -182,7 +183,8 @@ def load_transformers(path: Path, config: Config, device: torch.device, shape: M
     raw = {**full.to_dict(), "architectures": [shape.architecture]}
     raw["dtype"] = shape.dtype
     shape = replace(any_decoder(raw, where, shape.dtype), max_model_len=shape.max_model_len,
-                    by_transformers=shape.by_transformers, grouped=shape.grouped, fp8=shape.fp8)
+                    by_transformers=shape.by_transformers, grouped=shape.grouped, fp8=shape.fp8,
+                    pooling=shape.pooling)
     if (stored := stored_checkpoint(path, config, device, shape)) is not None:
         shape = replace(shape, fp8=stored.fp8_shape)
     part = shape.split(group.place.size)
@@ -216,6 +218,8 @@ def load_transformers(path: Path, config: Config, device: torch.device, shape: M
     if mixes:
         raise BadModel(f"{where}: {shape.architecture} brings tokens together outside attention, "
                        "which transformers' classes (--model-impl) are not served with")
+    if shape.pooling is not None:
+        made.pooler = load_pooler(shape.pooling, path, device, {})
     LOG.info("%s is run by the class of %s: slower than classes of ours, without passes and graphs",
              shape.architecture, made.layers_by)
     return made

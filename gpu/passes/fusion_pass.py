@@ -36,8 +36,9 @@ class LayerFacts:
 
     @property
     def attends(self) -> bool:
-        """Whether it attends over keys and values of its own."""
-        return (self.index not in self.shape.recurrent and self.shape.latent is None
+        """Whether it attends over keys and values of its own, in pages."""
+        return (not self.shape.bidirectional
+                and self.index not in self.shape.recurrent and self.shape.latent is None
                 and self.shape.owns_kv(self.index))
 
     @property

@@ -97,9 +97,9 @@ class PassManager:
             self._pieces(layer.mixer, layer_prefix(i))
         model.runs = self.runs(len(model.layers))
         self.report.structures = len(self._known)
-        head = model.end_part
-        form = head_form(head.product, head.scale, head.cap)
-        model.end = self.piece(head, "head", InputForm() if head.layer_norm else form)
+        if (head := model.end_part) is not None:
+            form = head_form(head.product, head.scale, head.cap)
+            model.end = self.piece(head, "head", InputForm() if head.layer_norm else form)
         drafter = model.drafter
         if isinstance(drafter, MtpDrafter):
             self._pieces(drafter.layer.mixer, "mtp.")

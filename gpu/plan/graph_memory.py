@@ -139,6 +139,8 @@ class EagerReasons(NamedTuple):
     segments: str = ""
 
 
+NOTHING_DECODED = "nothing is decoded"
+"""Why there are none of a bidirectional model."""
 BY_TRANSFORMERS = "the model's class is transformers', which is run operation by operation"
 """Why steps of some models are never captured."""
 

@@ -230,6 +230,8 @@ class MemoryPlan:
         narrow = sum(pool.bytes for pool in self.pools if pool.window != self.lead.window)
         states = self.demand.max_num_seqs * sum(self.state)
         states += self.checkpoints * self.state.checkpoint
+        if not self.token_bytes:
+            return self.demand.max_num_seqs * self.shape.max_model_len
         return max(0, self.budget - states - narrow) // self.token_bytes
 
     @property

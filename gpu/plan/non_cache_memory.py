@@ -111,6 +111,8 @@ def attention_bytes(shape: ModelShape, demand: Demand, device: str, by_torch: bo
     kept, longest = kv_dtype(shape, demand), shape.max_model_len
     width = latent.row if latent else max(own.head_dim for own in shape.kinds)
     rows, chunk = demand.max_num_seqs * (demand.drafts + 1), min(demand.chunk, longest)
+    if shape.bidirectional:  # of the step's tokens alone: gathered by prompts, and what comes of it
+        return demand.chunk * (2 * shape.q_size + 2 * shape.kv_size) * shape.itemsize
     if shape.index is not None:
         # Each row of a step is a decode over what is chosen for it.
         rows = chunk = max(rows, chunk)

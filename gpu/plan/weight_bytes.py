@@ -156,4 +156,5 @@ def workspace_bytes(shape: ModelShape, tokens: int, rows: int) -> int:
         widths.append(inner + (len(shape.attention_layers) + len(shape.recurrent) > shape.layers)
                       * 2 * widths[0])
     each = (2 * shape.stream_width + shape.token_width + max(widths)) * shape.itemsize
-    return tokens * each + rows * shape.vocabulary * (shape.itemsize + 4)
+    logits = 0 if shape.bidirectional else rows * shape.vocabulary * (shape.itemsize + 4)
+    return tokens * each + logits

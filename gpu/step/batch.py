@@ -62,6 +62,9 @@ class ForwardBatch:
     rope_positions: Tensor | None = None
     """i64[T], or i64[3, T] of time, height and width, each below the model's longest length: where
     rope turns the rows of a step whose prompts have images; see `gpu/vision/prompt_images.py`."""
+    types: Tensor | None = None
+    """i64[T]: which of two texts each row is of, of models that know token types; None: all are of
+    the first."""
     images: ImageRows | None = None
     """What rows have of images; None where none has. Read of the first group's batch."""
 

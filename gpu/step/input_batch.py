@@ -12,11 +12,14 @@ from numpy.typing import NDArray
 
 from actorium.actors.messages import StepPlan
 from actorium.gpu.step.batch import ExtendRow, ForwardBatch
+from actorium.gpu.step.pooled_rows import PooledRows
 from actorium.gpu.step.staging import Array, Upload
 from actorium.gpu.step.tables import I32, PROMPT_LOGPROBS, SlotTables
 from actorium.kernels.adapter_rows import AdapterRows
 from actorium.kernels.sampling_tables import LIMIT, WindowRows, WindowSizes
 
+NEVER = 2**31 - 1
+"""Where the second text of a prompt begins that has none."""
 _NONE, _ZERO = np.zeros(0, np.int32), np.zeros(1, np.int32)
 
 
@@ -59,6 +62,8 @@ class InputBatch:
     extends: _ExtendPart | None = None
     prompts: Sequence[PromptLogprobRows] = ()
     """Their rows follow the sampled ones in `logit_rows`."""
+    pooled: Sequence[PooledRows] = ()
+    """Their rows follow those of `prompts`."""
     staged: dict[str, int] = field(default_factory=dict)
     """Numbers of the arrays that were added to the upload, by name."""
     bounded: bool = True
@@ -97,6 +102,10 @@ class _ExtendPart:
     """(slot, length, row of its last token)"""
     prompts: list[PromptLogprobRows] = field(default_factory=list)
     prompt_rows: list[I32] = field(default_factory=list)
+    pooled: list[PooledRows] = field(default_factory=list)
+    pooled_rows: list[I32] = field(default_factory=list)
+    pair_starts: list[int] = field(default_factory=list)
+    """Of each row of `rows`: see `ResolvedPooling`."""
     total: int = 0
 
 
@@ -142,13 +151,17 @@ def stage_rows(step: InputBatch, up: Upload) -> None:
     position = np.arange(ext.total, dtype=np.int32)
     position += np.repeat(starts - (np.cumsum(counts) - counts), counts).astype(np.int32)
     logit_rows = np.concatenate((
-        ending[:, 2], np.arange(ext.total, step.tokens, dtype=np.int32), *ext.prompt_rows))
+        ending[:, 2], np.arange(ext.total, step.tokens, dtype=np.int32), *ext.prompt_rows,
+        *ext.pooled_rows))
     for name, array in (("slot", np.repeat(slots, counts)), ("position", position),
                         ("token", np.concatenate(ext.tokens)),
                         ("following", np.concatenate(ext.following)), ("sampled", step.slots),
                         ("rows", step.row_slots), ("length", ending[:, 1]),
                         ("wanted", logit_rows.astype(np.int32))):
         step.staged[name] = up.add(array)
+    if any(ext.pair_starts):
+        starts = np.repeat(np.array([own or NEVER for own in ext.pair_starts], np.int32), counts)
+        step.staged["types"] = up.add((position >= starts).astype(np.int32))
 
 
 def fill_batch(tables: SlotTables, step: InputBatch, up: Upload) -> None:
@@ -287,7 +300,7 @@ def _mixed(t: SlotTables, plan: StepPlan, decode: I32, q_len: int, bound: int) -
     sampled, row_slots = (np.concatenate((ending, own)) for own in (decode, windows))
     flags = t.flags[row_slots]
     return InputBatch(decode, sampled, row_slots, flags, int(np.bitwise_or.reduce(flags)), bound,
-                      len(ending), q_len, ext, ext.prompts)
+                      len(ending), q_len, ext, ext.prompts, ext.pooled)
 
 
 def _fill_mixed(t: SlotTables, step: InputBatch, ext: _ExtendPart, up: Upload) -> None:
@@ -300,13 +313,15 @@ def _fill_mixed(t: SlotTables, step: InputBatch, ext: _ExtendPart, up: Upload) -
     tokens = tensor(join((long(token), dec.tokens)))
     positions, logit_rows = tensor(long(join((position, dec.position)))), tensor(long(wanted))
     lens = tensor(dec.lens) if count else None
+    types = tensor(long(up[step.staged["types"]])) if "types" in step.staged else None
     index, offset = position // t.page_size, position % t.page_size
     step.batches = batches = []
     for g, table in enumerate(t.pages):
         kv = join((table[slot, index] * t.page_size + offset, dec.kv[g]))
         batches.append(ForwardBatch(
             tokens, positions, tensor(long(kv)), _extend_rows(t, ext, table), ext.total, count,
-            tensor(dec.pages[g]) if count else None, lens, dec.bound, logit_rows, step.q_len))
+            tensor(dec.pages[g]) if count else None, lens, dec.bound, logit_rows, step.q_len,
+            types=types))
     step.positions = join((length, dec.sampled))
     step.following = long(up[step.staged["following"]]) if t.drafts.max_drafts else None
 
@@ -338,7 +353,15 @@ def _extends(t: SlotTables, extend: I32) -> _ExtendPart:
             out.prompt_rows.append(np.arange(out.total, out.total + last - start - 1,
                                              dtype=np.int32))
         out.total += count
-        if seq.done == seq.length:
-            out.ending.append((slot, seq.length, out.total - 1))
+        ends = seq.done == seq.length
+        if (pooled := t.pooled.get(slot)) is None:
+            if ends:
+                out.ending.append((slot, seq.length, out.total - 1))
+        elif pooled.pooling.every_row or ends:
+            first = out.total - (count if pooled.pooling.every_row else 1)
+            out.pooled.append(PooledRows(slot, start, out.total - first, ends))
+            out.pooled_rows.append(np.arange(first, out.total, dtype=np.int32))
+        out.pair_starts.append(0 if pooled is None else pooled.pooling.pair_start)
+        if ends:
             seq.tokens = _NONE
     return out

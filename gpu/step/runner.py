@@ -24,6 +24,7 @@ from actorium.gpu.step.input_batch import (
     prepare_batch,
     stage_rows,
 )
+from actorium.gpu.step.pooled_rows import PooledRows, PooledStep, pool_rows
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.result_logprobs import (
     logprobs_count,
@@ -56,6 +57,10 @@ def _no_masks(plan: StepPlan) -> Sequence[RowMask]:
     raise ValueError(f"masks: those of step {plan.step} should follow, nobody waits for them")
 
 
+def _rows_of(pooled: Sequence[PooledRows]) -> int:
+    return sum(own.rows for own in pooled)
+
+
 @dataclass(slots=True)
 class LaunchedStep:
     """A step under way on the device."""
@@ -71,6 +76,7 @@ class LaunchedStep:
     """Of all their rows."""
     prompts: Sequence[PromptLogprobRows] = ()
     prompt_values: Download | None = None
+    pooled: PooledStep | None = None
     drafts: Download | None = None
     """New drafts of the sequences with masks, which the scheduler must know."""
     media: MediaReport = MediaReport()
@@ -101,7 +107,7 @@ class LaunchedStep:
             self.plan.epoch, self.plan.step, counts.tobytes(), tokens, finish,
             row_logprobs(self.ranked, self.ranked_values, counts),
             prompt_logprobs(self.prompts, self.prompt_values), busy_us, idle_us, drafts, late_us,
-            *self.media, self.lost())
+            *self.media, self.lost(), self.pooled.results() if self.pooled else [])
 
 
 class ModelRunner:
@@ -232,11 +238,16 @@ class ModelRunner:
         """Run the step operation by operation, or its layers from piecewise graphs."""
         recurrent, proposer = self._recurrent(plan, step), self.proposer
         if proposer is None or not proposer.needs_hidden(step, plan.drafts):
-            self._sample_rows(step, self.wanted_rows(step, recurrent), self.model.logits, up, out)
+            wanted = self.wanted_rows(step, recurrent)
+            self._sample_rows(step, wanted, self.model.logits, up, out)
+            if step.pooled:
+                self._pool(step.pooled, self.model.norm_rows(wanted[-_rows_of(step.pooled):]), out)
             return
         normed = self.model.norm_rows(self._all_rows(step, recurrent))
-        emitted = self._sample_rows(step, normed.index_select(0, step.batches[0].logit_rows),
-                                    self.model.head_logits, up, out)
+        wanted = normed.index_select(0, step.batches[0].logit_rows)
+        emitted = self._sample_rows(step, wanted, self.model.head_logits, up, out)
+        if step.pooled:
+            self._pool(step.pooled, wanted[-_rows_of(step.pooled):], out)
         rows, counts = (emitted.rows, emitted.counts) if emitted else (None, None)
         proposer.propose(step, plan.drafts, rows, counts, normed)
 
@@ -319,8 +330,15 @@ class ModelRunner:
         if step.prompts:
             tokens = self.arrays.long(up[step.staged["prompts"]])
             out.prompt_values = self._prompts(step.prompts, self.arrays.tensor(tokens),
-                                              wanted[rows:], to_logits)
+                                              wanted[rows:rows + len(tokens)], to_logits)
         return emitted
+
+    def _pool(self, pooled: Sequence[PooledRows], normed: Tensor, out: LaunchedStep) -> None:
+        """Take in rows of prompts that are pooled. normed: [R, hidden], after the final norm."""
+        assert self.model.pooler is not None, "the scheduler knows which tasks are served"
+        found = pool_rows(self.model.pooler, pooled, normed, self.tables.pooled)
+        if found is not None:
+            out.pooled = PooledStep(found[0], self.arrays.fetch(found[1]))
 
     def _sample(self, step: InputBatch, logits: Tensor, up: Upload,
                 out: LaunchedStep) -> SamplerOutput:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from actorium.actors.messages import Admit
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.step.drafts import DraftTables
+from actorium.gpu.step.pooled_rows import PooledPrompt
 from actorium.gpu.step.staging import Array, DeviceArrays, HostArrays, Upload
 from actorium.gpu.vision.media_steps import MediaSteps, SlotMedia
 from actorium.kernels.backends import select_sampling
@@ -108,6 +109,8 @@ class SlotTables:
         """No end token before this length."""
         self.flags = np.zeros(slots, np.uint8)
         self.sequences: dict[int, SlotRequest] = {}
+        self.pooled: dict[int, PooledPrompt] = {}
+        """Those of them that are pooled, not sampled."""
         self._count_rows: dict[int, int] = {}
         self._free_count_rows: list[int] = []
 
@@ -153,6 +156,7 @@ class SlotTables:
 
     def _forget(self, slot: int) -> None:
         self.sequences.pop(slot, None)
+        self.pooled.pop(slot, None)
         self.flags[slot] = 0
         self.host_len[slot] = 0
         row = self._count_rows.pop(slot, None)
@@ -173,6 +177,8 @@ class SlotTables:
             images = self.images.admit(a) if self.images and a.media else None
             self.sequences[a.slot] = SlotRequest(tokens, len(tokens), a.cached_len, a.prompt_len,
                                                  a.params, images)
+            if a.pooling is not None:
+                self.pooled[a.slot] = PooledPrompt(a.pooling, len(tokens))
             self.host_len[a.slot] = self.host_low[a.slot] = len(tokens)
             self.host_min[a.slot] = min(a.prompt_len + a.params.min_tokens, self.max_len)
             self.flags[a.slot] = _flags(a.params)

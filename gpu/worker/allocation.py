@@ -142,14 +142,15 @@ def _cuda_workspace(config: Config, runner: ModelRunner,
     """Bytes of the largest step's temporaries, and its size: it is run, over the sink page, as many
     prompts and as `longest_cases`."""
     tokens = config.scheduler.max_num_batched_tokens
-    single, *others = longest_cases(runner.tables, tokens)
+    cases = [] if runner.model.shape.bidirectional else longest_cases(runner.tables, tokens)
     dummy_run(runner, tokens)
-    run_case(runner, single)
+    for case in cases[:1]:
+        run_case(runner, case)
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     step = dummy_run(runner, tokens)
-    for case in (single, *others):
+    for case in cases:
         run_case(runner, case)
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before, step

@@ -177,7 +177,7 @@ def _device_name(device: torch.device) -> str:
 def _ready(config: Config, epoch: int, runner: ModelRunner, shape: ModelShape, info: WorkerInfo,
            seconds: dict[str, float], place: RankPlace) -> Ready:
     """The message to the scheduler."""
-    tables, states = runner.tables, runner.states
+    tables, states, pooling = runner.tables, runner.states, shape.pooling
     return Ready(
         epoch=epoch, page_size=tables.page_size,
         groups=[PageGroup(pool.pages, group.window)
@@ -185,7 +185,8 @@ def _ready(config: Config, epoch: int, runner: ModelRunner, shape: ModelShape, i
         slots=tables.slots, max_model_len=shape.max_model_len, vocab_size=shape.vocabulary,
         device=info.device, checkpoints=states.checkpoints if states else 0,
         recurrent=states is not None, load_seconds=seconds, drafts=tables.drafts.max_drafts,
-        rank=place.rank, inexact=info.inexact,
+        rank=place.rank, inexact=info.inexact, pooling=list(pooling.tasks) if pooling else [],
+        whole_prompts=pooling is not None and not pooling.causal,
         adapters=runner.adapters.layers.slots if runner.adapters else 0,
         **tier_capacity(runner, config))
 

@@ -223,6 +223,8 @@ def measured_costs(runner: ModelRunner, most: int) -> list[Cost]:
     are to be. most: tokens of a step. Leaves the tables empty."""
     model, longest = runner.model, runner.tables.max_len
     assert isinstance(model, Decoder) and isinstance(model.ops, NativeOps)
+    if model.shape.bidirectional:  # whose attention has one way, and which decodes nothing
+        return []
     served, runner.served = runner.served, StepCounts()  # these are not requests' steps
     rows_at_once = sorted({min(rows, few_states(runner), most) for rows in SEQUENCES})
     tokens, costs = min(CHUNK, most, longest - 1), []

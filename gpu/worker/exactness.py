@@ -45,7 +45,10 @@ def departures(model: LoadedModel, asked: str) -> list[str]:
     if not isinstance(ops, NativeOps):
         return [f"products and attention in {model.shape.dtype} are torch's here"]
     found = []
-    attention = model.attention[:2] if model.shape.attention_layers else ()
+    pages = model.shape.attention_layers and not model.shape.bidirectional
+    attention = model.attention[:2] if pages else ()
+    if model.shape.bidirectional and (why := prompts_by_torch(model)):
+        found.append(f"attention within prompts by torch ({why})")
     if ops.inexact:
         named = sorted(ops.inexact)
         more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
@@ -82,6 +85,16 @@ def _fuses_gates(model: Decoder) -> bool:
     return any(getattr(getattr(mlp, "gate_up", None), "fuses", False) for mlp in mlps)
 
 
+def prompts_by_torch(model: Decoder) -> str:
+    """Why the attention of a bidirectional model is torch's on a CPU; "": it is C's."""
+    shape, ops = model.shape, model.ops
+    if not isinstance(ops, NativeOps) or not ops.attends_prompts(shape.head_dim):
+        return f"heads of {shape.head_dim} numbers"
+    if shape.distance_buckets:
+        return "scores that depend on distance"
+    return "windows" if any(0 < own < shape.max_model_len for own in shape.windows) else ""
+
+
 def _mixers(model: Decoder) -> list[Any]:
     """Those of all layers; of a recurrent layer beside attention, the former."""
     mixers = [layer.mixer for layer in model.layers]
@@ -104,8 +117,8 @@ def set_exact(model: LoadedModel, on: bool) -> None:
 
 def two_way_kernels(model: Decoder) -> list[NativeAttention | NativeDelta]:
     """Those that have an exact and a fast way."""
-    attention = [own for own in model.attention[:2]
-                 if isinstance(own, NativeAttention) and own.two_ways]
+    attention = [own for own in model.attention[:2] if not model.shape.bidirectional
+                 and isinstance(own, NativeAttention) and own.two_ways]
     return [*attention, *(own.native for own in _mixers(model)
                           if isinstance(own, GatedDelta) and own.native is not None)]
 

@@ -153,6 +153,7 @@ def capture_programs(config: Config, runner: ModelRunner, footprint: Footprint,
         why = f"{model.attention.decode.name} attends"
     if model.shape.index is not None:
         why = "an indexer chooses tokens"
+    why = model.no_graphs or why
     if not model.group.replays:
         why = "the ranks' sums are not C's"
     if not why:

@@ -35,7 +35,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from actorium.actors.errors import BadModel
 from actorium.actors.messages import Admit, RowMask, StepPlan
-from actorium.actors.params import ResolvedParams
+from actorium.actors.params import ResolvedParams, ResolvedPooling
 from actorium.gpu.graphs.capture import ReportPhase
 from actorium.gpu.models.decoder import Decoder, LoadedModel
 from actorium.gpu.plan.non_cache_memory import StepSize
@@ -52,6 +52,7 @@ programs (`kernels.triton.extend.splits_of`, `kernels.triton.work.rule_of`), how
 FEW = 64
 """Tokens of the longest prompt chunk behind that context."""
 
+EVERY_ROW = ResolvedPooling("token_embed", every_row=True)
 GREEDY = ResolvedParams(max_tokens=1 << 20, temperature=0.0)
 LOG = logging.getLogger(__name__)
 MOVES = {"copy_", "_to_copy", "_local_scalar_dense", "record_stream", "_pin_memory", "is_pinned"}
@@ -91,26 +92,29 @@ PENALTIES = (
 def check_numbers(runner: ModelRunner, path: Path, most: int) -> None:
     """Runs a step over at most `most` tokens: raises `BadModel` where the logits of the model at
     `path` are nan or infinite, as its weights are then. Leaves the tables empty."""
-    t = runner.tables
+    t, whole = runner.tables, runner.model.shape.bidirectional
     ids = np.arange(max(1, min(8, most, t.vocab, t.max_len - 1)), dtype=np.int32)
     pages = np.zeros(t.groups * -(-len(ids) // t.page_size), np.int32).tobytes()
-    admit = Admit(1, ids.tobytes(), len(ids), 0, pages, ResolvedParams(max_tokens=1, logprobs=0), 1)
+    admit = Admit(1, ids.tobytes(), len(ids), 0, pages, ResolvedParams(max_tokens=1, logprobs=0), 1,
+                  pooling=EVERY_ROW if whole else None)
     found = runner.run(StepPlan(0, 0, admit=[admit],
                                 extend=np.array([[1, len(ids)]], np.int32).tobytes()))
     runner.run(StepPlan(0, 0, release=np.array([1], np.int32).tobytes()))
-    if not all(np.isfinite(np.frombuffer(row.chosen, np.float32)).all() for row in found.logprobs):
+    numbers = [pooled.data for _, pooled in found.pooled] + [row.chosen for row in found.logprobs]
+    if not all(np.isfinite(np.frombuffer(own, np.float32)).all() for own in numbers):
         raise BadModel(f"model: {path}: what it says to its first tokens is nan or infinite: its "
                        "weights are damaged", "model")
 
 
 def dummy_run(runner: ModelRunner, tokens: int, rows: int = 1 << 16) -> StepSize:
     """Runs an extend step of `tokens` tokens in all and a decode step, over the sink page; returns
-    the size of the larger one.
+    the size of the larger one. Of a bidirectional model, which has no decodes, the first alone.
 
     As many sequences as there are slots, if there are enough tokens, but at most `rows`. Leaves the
     tables empty.
     """
     t, drafts = runner.tables, runner.tables.drafts.max_drafts
+    whole = runner.model.shape.bidirectional
     rows = max(1, min(t.slots - 1, tokens, rows))
     each = np.full(rows, tokens // rows)
     each[:tokens % rows] += 1
@@ -118,11 +122,13 @@ def dummy_run(runner: ModelRunner, tokens: int, rows: int = 1 << 16) -> StepSize
     params = ResolvedParams(max_tokens=2, temperature=1.0, top_k=2, top_p=0.9)
     slots = np.arange(1, rows + 1, dtype=np.int32)
     admits = [Admit(slot, np.zeros(n, np.int32).tobytes(), n, 0,
-                    np.zeros(t.groups * -(-n // t.page_size), np.int32).tobytes(), params, slot)
+                    np.zeros(t.groups * -(-n // t.page_size), np.int32).tobytes(), params, slot,
+                    pooling=EVERY_ROW if whole else None)
               for slot, n in zip(slots.tolist(), each.tolist(), strict=True)]
     extend = np.stack((slots, each.astype(np.int32)), axis=1).tobytes()
     runner.run(StepPlan(0, 0, admit=admits, extend=extend, drafts=drafts))
-    runner.run(StepPlan(0, 0, decode=slots.tobytes(), drafts=drafts))
+    if not whole:
+        runner.run(StepPlan(0, 0, decode=slots.tobytes(), drafts=drafts))
     runner.run(StepPlan(0, 0, release=slots.tobytes()))
     rows *= 1 + drafts
     return StepSize(max(int(each.sum()), rows), rows)
@@ -150,6 +156,12 @@ def warm_up_kernels(runner: ModelRunner, budget: int, report: ReportPhase) -> No
 
     budget: tokens of the largest step. Uses graphs and segments where there are some.
     """
+    if runner.model.shape.bidirectional:
+        for tokens in _powers(budget):
+            report("warming", f"kernels of {tokens} tokens")
+            dummy_run(runner, tokens)
+        runner.served.clear()
+        return
     plays = list(warmup_cases(runner.tables, budget))
     for number, each in enumerate(plays):
         report("warming", f"kernels {number}/{len(plays)}")

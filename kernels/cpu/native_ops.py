@@ -21,7 +21,15 @@ from actorium.kernels.cpu.grouped_native import (
     can_group,
 )
 from actorium.kernels.cpu.latent_native import NativeHeads, SplitLinear, split_floats
-from actorium.kernels.cpu.tower_native import NativeTowerOps, NumberMap, number_table
+from actorium.kernels.cpu.tower_native import (
+    ALL,
+    WHOLE,
+    WIDEST,
+    NativePrompts,
+    NativeTowerOps,
+    NumberMap,
+    number_table,
+)
 from actorium.kernels.grouped_rows import BlockRows
 from actorium.kernels.inputs import InputForm, Quantised
 from actorium.kernels.linear import (
@@ -253,6 +261,26 @@ class NativeOps(TorchOps):
             return super().tower
         own = NativeOps(self.lib, self.threads, True, exact=True)
         return NativeTowerOps(own, self.lib, self.threads, own.inexact)
+
+    def attends_prompts(self, dim: int) -> bool:
+        """Whether `attend_prompts` is C's for heads of so many numbers, without windows."""
+        return dim % WHOLE == 0 and dim <= WIDEST and bool(self.lib.extend_ready())
+
+    def prompt_rows(self, lengths: Sequence[int], device: torch.device) -> NativePrompts:
+        return NativePrompts(lengths, device)
+
+    def attend_prompts(self, q: Tensor, kv: Tensor, prompts: NativePrompts, scale: float,
+                       window: int = 0, distances: Tensor | None = None) -> Tensor:
+        if not self.attends_prompts(q.shape[2]) or 0 < window < prompts.longest or (
+                distances is not None):
+            return super().attend_prompts(q, kv, prompts.rows, scale, window, distances)
+        kv, y = kv.contiguous(), q.new_empty(q.shape)
+        own = prompts.segments
+        self.lib.paged_extend(
+            q.data_ptr(), q.stride(0), kv.data_ptr(), 0, own.chunks.data_ptr(), len(own.chunks),
+            y.data_ptr(), q.shape[1], kv.shape[1] // 2, q.shape[2], 0, ALL, scale, self.threads, 0,
+            0.0, 0)
+        return y
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return self._gate(self.lib.silu_mul, gate_up)

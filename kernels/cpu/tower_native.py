@@ -21,6 +21,7 @@ from torch import Tensor
 
 from actorium.kernels.linear import Linear
 from actorium.kernels.reference.activation import NO_ALPHAS, Alphas, activate
+from actorium.kernels.reference.prompt_attention import AlikePrompts, prompt_rows
 from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.tower_ops import ERF, TANH, PatchAttention, TowerOps, Weight
 
@@ -44,6 +45,28 @@ class NativeSegments:
     """i64[segments, 4]: see `NativeExtend`. The most work first."""
     table: Tensor
     """i32[P]: pages of one token each, kept alive."""
+
+
+def native_segments(lengths: Sequence[int]) -> NativeSegments:
+    """Segments of so many rows, one after the other."""
+    sizes = np.array(lengths, np.int64)
+    starts, table = sizes.cumsum() - sizes, torch.arange(int(sizes.sum()), dtype=torch.int32)
+    rows = np.stack((table.data_ptr() + 4 * starts, starts, 0 * sizes, sizes), 1)
+    return NativeSegments(torch.from_numpy(rows[np.argsort(-sizes, kind="stable")]), table)
+
+
+class NativePrompts:
+    """Where the prompts of a step lie: for the kernel, and, where that cannot serve a layer, for
+    torch."""
+
+    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+        self.segments, self.longest = native_segments(lengths), max(lengths, default=0)
+        self._lengths, self._device = lengths, device
+
+    @functools.cached_property
+    def rows(self) -> list[AlikePrompts]:
+        """As `prompt_attention.prompt_rows` gives them."""
+        return prompt_rows(self._lengths, self._device)
 
 
 class NativeTowerOps(TowerOps):
@@ -98,10 +121,7 @@ class NativeTowerOps(TowerOps):
     def segments(self, lengths: Sequence[int], device: torch.device) -> Any:
         if self._wide:
             return super().segments(lengths, device)
-        sizes = np.array(lengths, np.int64)
-        starts, table = sizes.cumsum() - sizes, torch.arange(int(sizes.sum()), dtype=torch.int32)
-        rows = np.stack((table.data_ptr() + 4 * starts, starts, 0 * sizes, sizes), 1)
-        return NativeSegments(torch.from_numpy(rows[np.argsort(-sizes, kind="stable")]), table)
+        return native_segments(lengths)
 
 
 class NativePatchAttention(PatchAttention):

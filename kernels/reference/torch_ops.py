@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,6 +47,7 @@ from actorium.kernels.reference.kv import write_kv
 from actorium.kernels.reference.latent import HeadProducts
 from actorium.kernels.reference.logprobs import logprobs
 from actorium.kernels.reference.norm import layer_norm, rms_norm
+from actorium.kernels.reference.prompt_attention import attend_prompts, prompt_rows
 from actorium.kernels.reference.rope import apply_rope
 from actorium.kernels.reference.selective_scan import scan_extend, scan_step
 from actorium.kernels.reference.ssd import ssd_step
@@ -257,6 +259,16 @@ class TorchOps:
         normed = qk if norm is None else rms_norm(qk, norm, eps)
         qk.copy_(apply_rope(normed, rope))
         write_kv(pages, qkv[:, heads:], index, scales)
+
+    def prompt_rows(self, lengths: Sequence[int], device: torch.device) -> Any:
+        """Where the prompts of a step lie, of so many tokens each, for `attend_prompts`."""
+        return prompt_rows(lengths, device)
+
+    def attend_prompts(self, q: Tensor, kv: Tensor, prompts: Any, scale: float, window: int = 0,
+                       distances: Tensor | None = None) -> Tensor:
+        """Attention of tokens within their prompts, on both sides; see
+        `prompt_attention.attend_prompts`. Rows of q and of kv may lie apart."""
+        return attend_prompts(q, kv, prompts, scale, window, distances)
 
     turn = staticmethod(apply_rope)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from helpers_benchmarks import benchmark
 
 pacing = benchmark("scenarios.pacing")
@@ -14,3 +15,14 @@ def test_the_default_target_ends_stalls_and_costs_little_throughput() -> None:
     assert default["itl_max_ms"] < 250
     assert 0.95 < default["predicted_over_measured"] < 1.05
     assert default["tokens_per_s"] > 0.85 * off["tokens_per_s"]
+
+
+def test_streams_keep_their_gaps_beside_requests_for_vectors(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pacing, "STREAMS", pacing.Load(12, 128, 32, 8))
+    machine = pacing.MACHINES["0.6B"]
+    alone, off, default = (pacing.beside_vectors(target, machine, count)
+                           for target, count in ((None, 0), (0.0, 64), (None, 64)))
+    assert off["itl_p50_ms"] > 20 * alone["itl_p50_ms"]
+    assert default["itl_p50_ms"] < 4 * alone["itl_p50_ms"]
+    assert default["vectors_per_s"] > 0.6 * off["vectors_per_s"]

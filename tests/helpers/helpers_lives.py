@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 from helpers_lives_actors import Key, Reader, Told, Worker
 from helpers_scheduler import CLIENT, column, config
 
@@ -32,7 +33,7 @@ from actorium.actors.messages import (
     ToScheduler,
     ToWorker,
 )
-from actorium.actors.params import ResolvedParams, TextParams
+from actorium.actors.params import ResolvedParams, ResolvedPooling, TextParams
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.recovery.recovery_log import PriorRun
 from actorium.actors.scheduler.request_state import choice_seed
@@ -45,8 +46,10 @@ class Lives:
 
     load: Load = staticmethod(no_vocabulary)
 
-    def __init__(self, seed: int, **settled: Any) -> None:
-        """settled: fields of the scheduler's settings that are not drawn."""
+    def __init__(self, seed: int, pools: float = 0.0, **settled: Any) -> None:
+        """pools: share of the requests that are for vectors; settled: fields of the scheduler's
+        settings that are not drawn."""
+        self.pools, self.pool_chance = pools, random.Random(-1 - seed)
         self.chance = chance = random.Random(seed)
         drafts = chance.choice([0, 0, 2])
         self.poisonous, self.fickle = chance.random() < 0.2, chance.random() < 0.4
@@ -251,9 +254,13 @@ class Lives:
                                   logprobs=chance.choice([-1, -1, 1])),
             seed=1000 + number, deadline=deadline, tenant=chance.choice(["", "a"]),
             priority=chance.randint(0, 2), arrival=self.now)
+        if self.pool_chance.random() < self.pools:
+            own = ResolvedPooling("embed", every_row=self.pool_chance.random() < 0.5)
+            submit = msgspec.structs.replace(submit, n=1, pooling=own,
+                                             params=ResolvedParams(max_tokens=1))
         self.submits[submit.rid] = submit
-        for index in range(n):
-            if chance.random() < 0.2:
+        for index in range(submit.n):
+            if submit.pooling is None and chance.random() < 0.2:
                 self.stops[submit.rid, index] = chance.randint(1, 30)
         if self.poisonous and chance.random() < 0.2:
             self.poison.add(submit.seed)
@@ -340,7 +347,10 @@ class Lives:
             if submit.params.logprobs >= 0 and told.logprobs != [float(t) for t in told.tokens]:
                 yield f"{name}: wrong logprobs"
             stop = self.stops.get((rid, index), 10**9)
-            whole = {"length": len(told.tokens) == len(want), "stop": len(told.tokens) == stop,
+            if submit.pooling is not None:
+                want, stop = [], 0 if told.pooled == null_worker.pooled_tokens(
+                    np.frombuffer(submit.prompt, np.int32), submit.pooling) else -1
+            whole = {"length": len(told.tokens) == len(want) > 0, "stop": len(told.tokens) == stop,
                      "abort": rid in self.given_up, "deadline": submit.deadline is not None,
                      "error": told.error in ("quarantined", "queue_full", "deadline",
                                              "context_overflow")}

@@ -13,6 +13,7 @@ from helpers_scheduler import ints
 from actorium.actors.messages import (
     Hello,
     Open,
+    Pooled,
     RowLogprobs,
     SequenceEvent,
     StepPlan,
@@ -73,6 +74,7 @@ class Told:
     logprobs: list[float] = field(default_factory=list)
     reason: str | None = None
     error: str | None = None
+    pooled: Pooled | None = None
 
 
 @dataclass
@@ -209,3 +211,4 @@ class Reader:
             mine += new[common:]  # type: ignore[operator]
         if event is not None:
             told.reason, told.error = event.finish_reason, event.error_code
+            told.pooled = event.pooled

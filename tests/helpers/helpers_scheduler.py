@@ -33,6 +33,7 @@ from actorium.actors.messages import (
     Open,
     PageAnswer,
     PageOrder,
+    Pooled,
     Reply,
     Reset,
     SequenceEvent,
@@ -45,7 +46,7 @@ from actorium.actors.messages import (
     ToScheduler,
     ToWorker,
 )
-from actorium.actors.params import ResolvedParams, TextParams
+from actorium.actors.params import ResolvedParams, ResolvedPooling, TextParams
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.request_state import choice_seed
 from actorium.actors.scheduler.scheduler_actor import build_core
@@ -98,6 +99,17 @@ class Heard:
         reasons = [e.finish_reason for e in self.events if e.finish_reason]
         assert len(reasons) <= 1, f"ended twice: {reasons}"
         return reasons[0] if reasons else None
+
+    @property
+    def pooled(self) -> Pooled | None:
+        """The vector that came; the only one that its prompt can have."""
+        found = [e.pooled for e in self.events if e.pooled is not None]
+        if found:
+            assert self.submit.pooling is not None
+            assert found == [null_worker.pooled_tokens(
+                np.frombuffer(self.submit.prompt, np.int32), self.submit.pooling)]
+            assert self.reason == "stop" and not self.tokens
+        return found[0] if found else None
 
     @property
     def error_code(self) -> str | None:
@@ -231,7 +243,7 @@ class Ring:
     def submit(self, prompt: int | list[int], max_tokens: int = 16, n: int = 1,
                seed: int | None = None, deadline: float | None = None, rid: str | None = None,
                tenant: str = "", priority: int = 0, deterministic: bool = False,
-               adapter: str = "", **params: Any) -> str:
+               adapter: str = "", pooling: ResolvedPooling | None = None, **params: Any) -> str:
         """Submit a prompt (or so many tokens of one that is all its own); the scheduler hears it,
         but is not woken."""
         rid = rid or f"r{len(self.submits)}"
@@ -242,7 +254,7 @@ class Ring:
         submit = Submit(rid=rid, client=CLIENT, prompt=column(prompt), n=n,
                         params=ResolvedParams(max_tokens=max_tokens, **params), text=TextParams(),
                         seed=seed, deadline=deadline, tenant=tenant, priority=priority,
-                        deterministic=deterministic,
+                        deterministic=deterministic, pooling=pooling,
                         adapter=NamedAdapter(adapter) if adapter else None)
         self.submits[rid] = submit
         self._digests[rid] = self.names.get(adapter, b"")
@@ -350,6 +362,8 @@ def expected(heard: Heard, limit: int = 10**9) -> tuple[list[int], str]:
     """Tokens and reason of a sequence that runs to its end; `limit`: most tokens in all."""
     submit = heard.submit
     params, prompt = submit.params, len(submit.prompt) // 4
+    if submit.pooling is not None:
+        return [], "stop"
     seed = null_worker.adapted_seed(choice_seed(submit.seed, heard.opened.index), heard.digest)
     tokens: list[int] = []
     for position in range(prompt, min(prompt + params.max_tokens, limit)):
@@ -365,6 +379,7 @@ def assert_whole(ring: Ring, limit: int = 10**9) -> None:
     """Every sequence told exactly what its seed says, to its end."""
     for heard in ring.heard.values():
         assert (heard.tokens, heard.reason) == expected(heard, limit)
+        assert (heard.pooled is None) == (heard.submit.pooling is None)
     ring.assert_at_rest()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from actorium.actors import messages as m
-from actorium.actors.params import SamplingParams
+from actorium.actors.params import PoolingParams, ResolvedPooling, SamplingParams
 
 encode = msgspec.msgpack.Encoder().encode
 
@@ -18,7 +18,14 @@ def good_frames() -> list[bytes]:
     """Real messages, of every actor."""
     params, resolved = SamplingParams(stop=["x"],
                                       logit_bias={3: 1.0}), m.ResolvedParams(max_tokens=3)
+    pooling, pooled = ResolvedPooling("embed"), m.Pooled([1], b"1234")
     return [encode(message) for message in (
+        m.Generate("r", SamplingParams(), text="a", pooling=PoolingParams(task="classify"),
+                   text_pair="b"),
+        m.Submit("r", b"c", b"1234", 1, resolved, m.TextParams(), 7, pooling=pooling),
+        m.StepResult(1, 2, b"", b"", b"", pooled=[(1, pooled)]),
+        m.StepPlan(1, 2, admit=[m.Admit(1, b"1234", 1, 0, b"", resolved, 7, pooling=pooling)]),
+        m.TokenBatch(1, b"", b"", b"", b"", [m.SequenceEvent(1, "stop", pooled=pooled)]),
         m.Generate("r", params, text="hello"), m.Abort("r"), m.Attach(), m.GetStatus("r", True),
         m.Submit("r", b"c", b"1234", 1, resolved, m.TextParams(), 7), m.Kill("r", 1, "why"),
         m.StepResult(1, 2, b"\1", b"1234", b"\0"), m.Beat("r", 1, 1, "ready", 5, 1.0, {"a": 1.0}),

@@ -22,6 +22,7 @@ from actorium.actors.messages import (
     AbortRequest,
     Open,
     PageGroup,
+    Pooled,
     Ready,
     Reset,
     RowLogprobs,
@@ -29,7 +30,7 @@ from actorium.actors.messages import (
     Submit,
     TokenBatch,
 )
-from actorium.actors.params import ResolvedParams, TextParams
+from actorium.actors.params import ResolvedParams, ResolvedPooling, TextParams
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.gpu.plan.sizes import page_table_width
 from actorium.gpu.step.pools import make_pools
@@ -63,6 +64,7 @@ class Output:
     """Prompt tokens found in the prefix cache."""
     logprobs: list[RowLogprobs] = field(default_factory=list)
     prompt_logprobs: list[RowLogprobs] = field(default_factory=list)
+    pooled: Pooled | None = None
 
 
 class Ring:
@@ -83,24 +85,28 @@ class Ring:
         groups = [PageGroup(pool.pages, group.window)
                   for pool, group in zip(runner.pools, runner.model.shape.groups, strict=True)]
         states = runner.states
-        host = runner.host
+        host, pooling = runner.host, runner.model.shape.pooling
         self.core.on_message(Ready(1, groups, shape.page_size, shape.slots, shape.max_len,
                                    shape.vocab, "test", states.checkpoints if states else 0,
                                    states is not None, drafts=shape.drafts.max_drafts,
                                    host_pages=host.slots if host else 0,
-                                   host_parts=host.parts if host else []), 0.0)
+                                   host_parts=host.parts if host else [],
+                                   pooling=list(pooling.tasks) if pooling else [],
+                                   whole_prompts=bool(pooling and not pooling.causal)), 0.0)
         self.plans: deque[StepPlan] = deque()
         self.outputs: dict[int, Output] = {}
         self.most_in_flight = 0
         self.submitted = 0
         """Requests so far."""
 
-    def submit(self, prompt: list[int], params: ResolvedParams, seed: int = 1, n: int = 1) -> None:
+    def submit(self, prompt: list[int], params: ResolvedParams, seed: int = 1, n: int = 1,
+               pooling: ResolvedPooling | None = None) -> None:
         """Queue a request."""
         self.submitted += 1
         self.core.on_message(
             Submit(rid=f"r{self.submitted}", client=b"test", n=n, params=params,
-                   prompt=np.array(prompt, np.int32).tobytes(), text=TextParams(), seed=seed), 0.0)
+                   prompt=np.array(prompt, np.int32).tobytes(), text=TextParams(), seed=seed,
+                   pooling=pooling), 0.0)
 
     def cancel(self, request: int) -> None:
         """The client gives up a request; they are numbered from 1 as they are submitted."""
@@ -150,6 +156,7 @@ class Ring:
             out.finish = event.finish_reason or out.finish
             out.error = event.error or out.error
             out.cached = event.cached_tokens or out.cached
+            out.pooled = event.pooled or out.pooled
             if event.logprobs:
                 out.logprobs.append(event.logprobs)
             if event.prompt_logprobs:

@@ -152,7 +152,8 @@ RANKS = "must be between 1 and 1024, got 0"
     (["--http2"], "--http2: not here: HTTP/1.1 is served"),
     (["--lora", "a.gguf"], "--lora: not here: an adapter (LoRA) is served beside the model"),
     (["--lora-modules", "a=b", "c=d"], "--lora-modules: goes with --enable-lora"),
-    (["--enable-lora", "--lora-dtype", "float16"], "--lora-dtype: not here: adapters (LoRA)"),
+    (["--enable-lora", "--lora-dtype", "float16"],
+     "--lora-dtype: must be auto: adapters (LoRA) are computed in --dtype"),
     (["--code-revision", "v2"], "--code-revision: must be main: the tokenizer is the model's"),
     (["--cpu-offload-gb", "4"], "--cpu-offload-gb: must be 0: "),
     (["--quantization", "nvfp4"],
@@ -481,9 +482,28 @@ def test_the_object_of_structured_output() -> None:
 def test_reranking_is_served_anyway() -> None:
     (note,) = serve("--reranking").notes
     assert note == "--reranking changes nothing here: /v1/rerank and /v1/score are served anyway"
-    for flag in ("--embedding", "--embeddings", "--is-embedding"):
-        with pytest.raises(BadConfig, match="models generate text"):
-            serve(flag)
+
+
+@pytest.mark.parametrize(("words", "runner", "convert"), [
+    (["--embedding"], "pooling", "auto"), (["--embeddings"], "pooling", "auto"),
+    (["--is-embedding"], "pooling", "auto"), (["--task", "auto"], "auto", "auto"),
+    (["--task", "embed"], "pooling", "embed"), (["--task", "score"], "pooling", "classify"),
+    (["--task", "reward"], "pooling", "auto"), (["--task", "generate"], "generate", "auto"),
+    (["--runner", "pooling", "--convert", "embed"], "pooling", "embed")])
+def test_what_a_model_is_served_for(words: list[str], runner: str, convert: str) -> None:
+    model = serve(*words).config.model
+    assert (model.runner, model.convert) == (runner, convert)
+
+
+def test_how_prompts_are_pooled_in_other_words() -> None:
+    for words in (["--pooling", "mean"], ["--override-pooler-config", '{"pooling_type": "MEAN"}']):
+        assert serve(*words).config.model.pooler_config == {"pooling_type": "MEAN"}
+    for words, why in ((["--task", "draft"], "--task: must be one of auto, generate"),
+                       (["--pooling", "rank"], "pooling_type: must be one of LAST, MEAN, CLS"),
+                       (["--pooler-config", '{"step_tag_id": 3}'], "step_tag_id is none of"),
+                       (["--task", "embed", "--runner", "pooling"], "cannot be combined")):
+        with pytest.raises(BadConfig, match=why):
+            serve(*words)
 
 
 def test_flags_of_one_reason_share_a_line() -> None:

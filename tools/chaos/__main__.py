@@ -19,12 +19,12 @@ from time import monotonic, strftime
 from typing import Any
 
 from actorium.tools.chaos import (
-    adapter_rows,
     client_rows,
     cluster_rows,
     hostile_rows,
     kill_rows,
     load_rows,
+    lora_rows,
     model_rows,
     models_rows,
     stop_rows,
@@ -67,7 +67,7 @@ ROWS: dict[str, Row] = {
     "ranks": lambda seed: kill_rows.ranks(seed, faults=8, streams=100),
     "disks": lambda seed: kill_rows.disks(seed, times=5, streams=100),
     "numbers": lambda seed: kill_rows.numbers(seed, streams=100),
-    "adapters": lambda seed: adapter_rows.adapters(seed, 400, 20, kills=ROLES * 2),
+    "adapters": lambda seed: lora_rows.adapters(seed, 400, 20, kills=ROLES * 2),
     "cluster": lambda seed: cluster_rows.cluster(seed, count=60, streams=100),
     "nodes": lambda seed: cluster_rows.nodes(seed, count=24, streams=60),
     "poison": lambda seed: hostile_rows.poison(seed, requests=500, poisoned=20, latest=300.0),

@@ -18,6 +18,7 @@ from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.models import model_dir as models
 from actorium.actors.models.gguf_folder import SUFFIX
 from actorium.actors.models.obtain import with_model_path
+from actorium.actors.models.pooling_shape import read_pooling
 from actorium.actors.runtime.memory_limits import memory_limit
 from actorium.gpu.attention.capabilities import CARDS
 from actorium.gpu.families.adapted_modules import adapter_bytes
@@ -27,6 +28,7 @@ from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.plan import weight_bytes as weights
 from actorium.gpu.plan.graph_memory import (
     BY_TRANSFORMERS,
+    NOTHING_DECODED,
     EagerReasons,
     graphs_estimate,
     planned_graphs,
@@ -110,7 +112,8 @@ def make_report(config: Config, options: PlanOptions) -> PlanReport:
     shape = shape_from_config(unquantized(raw) if other else raw, where, config.model.dtype,
                               config.model.max_model_len, config.model.quantization,
                               config.model.quantization_group, config.model.quantization_head,
-                              config.model.language_model_only, config.model.model_impl)
+                              config.model.language_model_only, config.model.model_impl,
+                              read_pooling(where.parent, raw, config.model))
     part, demand = as_served(shape.split(config.device.tensor_parallel_size), demand_of(config))
     on_cpu = config.device.device == "cpu" or (config.device.device == "auto" and options.memory is
                                                None and options.gpu_memory is None)
@@ -193,7 +196,8 @@ def _outside(part: ModelShape, demand: Demand, config: Config,
     asked = asked_backends(config.device).decode
     attends = ("triton" if triton else "torch") if asked == "auto" else asked
     decode = CARDS[attends].decode
-    theirs = BY_TRANSFORMERS if part.by_transformers else ""
+    theirs = (BY_TRANSFORMERS if part.by_transformers else
+              NOTHING_DECODED if part.bidirectional else "")
     why = EagerReasons(theirs, theirs) if theirs else why_eager(
         part.experts is not None and not triton, decode is not None and decode.graphs and
         part.index is None)

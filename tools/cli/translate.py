@@ -257,6 +257,30 @@ def _checkpoint(words: list[ForeignWord], result: Translation) -> None:
     result.checks += [_same_model(word.values[-1], word.origin) for word in words]
 
 
+TASKS: dict[str, dict[str, str]] = {
+    "auto": {}, "generate": {"runner": "generate"}, "pooling": {"runner": "pooling"},
+    "reward": {"runner": "pooling"},
+    **dict.fromkeys(("embed", "embedding"), {"runner": "pooling", "convert": "embed"}),
+    **dict.fromkeys(("classify", "score"), {"runner": "pooling", "convert": "classify"})}
+"""Values of vLLM's --task -> settings."""
+
+
+def _pooling(words: list[ForeignWord], result: Translation) -> None:
+    """vLLM's --task, SGLang's and llama-server's switches, and llama-server's --pooling."""
+    for word in words:
+        if word.flag.arity == SWITCH:
+            settled = {} if word.off else {"runner": "pooling"}
+        elif word.name == "pooling":
+            settled = {"pooler_config": f'{{"pooling_type": "{word.values[-1].upper()}"}}'}
+        elif word.values[-1] in TASKS:
+            settled = TASKS[word.values[-1]]
+        else:
+            raise BadConfig(f"{word.origin}: must be one of {', '.join(TASKS)}, got "
+                            f"{word.values[-1]!r}", word.name)
+        for field, value in settled.items():
+            result.set(field, value, word.origin)
+
+
 # --- the table -----------------------------------------------------------------------------------
 
 FAMILIES = {
@@ -282,6 +306,7 @@ FAMILIES = {
     "logs": Family(_switch("log_interval", 0.0, off=True), "log-stats"),
     "logprobs": Family(_logprobs, valued="max-logprobs"),
     "checkpoint": Family(_checkpoint, valued="tokenizer tokenizer-path"),
+    "pooling": Family(_pooling, "is-embedding embedding embeddings", "task pooling"),
     "structured": Family(_structured, valued="structured-outputs-config"),
 }
 """Flags that are translated, in the order in which they are."""

@@ -14,6 +14,7 @@ depend on drafts, so which of them are right cannot be computed afterwards.
 
 The tokens of a sequence with an adapter are the hash of another seed, made of the adapter's digest
 and its own; adapters are not read, and one whose path ends in `REFUSED` cannot be served.
+What it pools is a hash of the prompt's tokens.
 
 Of several ranks each computes every plan, and rank 0 answers.
 """
@@ -21,7 +22,7 @@ Of several ranks each computes every plan, and rank 0 answers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,7 @@ from actorium.actors.messages import (
     PageAnswer,
     PageGroup,
     PageOrder,
+    Pooled,
     Ready,
     Reload,
     Reset,
@@ -49,6 +51,7 @@ from actorium.actors.messages import (
     Unload,
     Unloaded,
 )
+from actorium.actors.params import PoolingTask, ResolvedPooling
 from actorium.actors.runtime.roles import rank_of
 from actorium.actors.runtime.splitmix64 import (
     FIRST_FACTOR,
@@ -66,6 +69,8 @@ ACCEPTANCE = (0.8, 0.6)
 DICE = np.uint64(0x5851F42D4C957F2D)
 SIDES = 1 << 20
 REFUSED = "refused"
+WIDTH, PRIME = 8, 65_521
+"""Numbers of a vector, and what they are below."""
 Cost = Callable[[int, int, int, int], int]
 """(decoded sequences, window, drafts, extended tokens) -> microseconds of the step."""
 
@@ -103,6 +108,17 @@ def next_allowed(seed: int, position: int, bits: bytes, held_back: tuple[int, ..
     return int(allowed[at % len(allowed)])
 
 
+def pooled_tokens(tokens: Ints, pooling: ResolvedPooling) -> Pooled:
+    """Returns the vector of a prompt, or of each of its tokens: the running sum of tokens times
+    their place, modulo a prime, as `WIDTH` numbers (or as many as are asked for)."""
+    sums = np.cumsum(tokens.astype(np.int64) * np.arange(1, len(tokens) + 1)) % PRIME
+    rows = sums if pooling.task.startswith("token") else sums[-1:]
+    width = pooling.dimensions or WIDTH
+    grid = ((rows[:, None] + 1) * np.arange(1, width + 1) % PRIME).astype(np.float32)
+    shape = [*grid.shape] if pooling.task.startswith("token") else [width]
+    return Pooled(shape, grid.tobytes())
+
+
 class NullWorker(Core):
     """The actor's logic (see `core.Core`)."""
 
@@ -130,6 +146,7 @@ class NullWorker(Core):
                            vocab_size=VOCAB, device="null", recurrent=checkpoints is not None,
                            checkpoints=checkpoints or 0, drafts=drafts, rank=rank_of(context.role),
                            adapters=config.adapters.max_loras * config.adapters.enable_lora,
+                           pooling=[*get_args(PoolingTask)],
                            **_tiers(config))
         self._adapters: dict[int, bytes] = {}
         """Digests of adapters by their numbers."""
@@ -281,7 +298,8 @@ class NullWorker(Core):
         window, self._drafts = 1 + self._drafts, plan.drafts
         extend, decode = ints_of(plan.extend).reshape(-1, 2), ints_of(plan.decode)
         self._check(plan, window)
-        firsts = [slot for slot, count in extend.tolist() if self._extend(slot, count)]
+        ended = [slot for slot, count in extend.tolist() if self._extend(slot, count)]
+        firsts, pooled = self._pool(ended)
         rows, reach = decode, self._reach(decode, window)
         if firsts:
             rows = np.concatenate((np.array(firsts, np.int32), rows))
@@ -298,7 +316,7 @@ class NullWorker(Core):
         return StepResult(epoch=plan.epoch, step=plan.step, tokens=tokens.tobytes(),
                           counts=counts.astype(np.uint8).tobytes(), finish=finish.tobytes(),
                           busy_us=busy, drafts=self._draft_masked(rows),
-                          encoded=[item.key for item in plan.encode], lost=lost)
+                          encoded=[item.key for item in plan.encode], lost=lost, pooled=pooled)
 
     def _remember(self, memory: PageMemory, rows: Ints, firsts: int, window: int, tokens: Ints,
                   counts: Ints) -> None:
@@ -449,6 +467,22 @@ class NullWorker(Core):
             self.memory.write(slot, start, count)
         self._kv[slot] += count
         return bool(self._kv[slot] == self._target[slot])
+
+    def _pool(self, slots: list[int]) -> tuple[list[int], list[tuple[int, Pooled]]]:
+        """Returns which slots, whose tokens are all computed, are sampled, and what the others are
+        pooled to."""
+        sampled, pooled = list[int](), list[tuple[int, Pooled]]()
+        for slot in slots:
+            admit = self._admits[slot]
+            assert admit is not None
+            if admit.pooling is None:
+                sampled.append(slot)
+                continue
+            if admit.pooling.every_row and admit.cached_len:
+                raise BadPlan(f"slot {slot}: every row is wanted, {admit.cached_len} are cached")
+            self._alive[slot] = False
+            pooled.append((slot, pooled_tokens(ints_of(admit.tokens), admit.pooling)))
+        return sampled, pooled
 
     def _check(self, plan: StepPlan, window: int) -> None:
         """Checks a plan before its step: raises `BadPlan` where it cannot be computed."""

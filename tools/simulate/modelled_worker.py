@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actorium.actors.core import Context
-from actorium.actors.messages import Admit, StepPlan, StepResult
+from actorium.actors.messages import Admit, Pooled, StepPlan, StepResult
 from actorium.tools.null.null_memory import Ints, ints_of
 from actorium.tools.null.null_worker import VOCAB, NullWorker
 from actorium.tools.simulate.step_model import StepSeconds
@@ -76,14 +76,15 @@ class ModelledWorker(NullWorker):
         for admit in plan.admit:
             self._admit(admit)
         decode = rows = ints_of(plan.decode)
-        prompt, pairs = 0, 0.0
+        prompt, pairs, pooled = 0, 0.0, list[tuple[int, Pooled]]()
         if plan.extend:
-            firsts = []
+            ended = list[int]()
             for slot, count in ints_of(plan.extend).reshape(-1, 2).tolist():
                 if self._extend(slot, count):
-                    firsts.append(slot)
+                    ended.append(slot)
                 prompt += count
                 pairs += count * (int(self._kv[slot]) - count / 2)
+            firsts, pooled = self._pool(ended)
             rows = np.concatenate((np.array(firsts, np.int32), decode))
         live, length = self._alive[rows], self._length[rows]
         tokens = ((self._first[rows] + length) % VOCAB)[live].astype(np.int32)
@@ -96,4 +97,4 @@ class ModelledWorker(NullWorker):
         seconds = self._model.seconds(prompt, len(decode), float(read.sum()), pairs)
         return StepResult(epoch=plan.epoch, step=plan.step, tokens=tokens.tobytes(),
                           counts=live.tobytes(), finish=finish.tobytes(),
-                          busy_us=round(seconds * 1e6))
+                          busy_us=round(seconds * 1e6), pooled=pooled)

@@ -118,9 +118,12 @@ class RetainedRequests:
         return (request for _, request, _ in self._kept.values())
 
     def keep(self, request: RequestState, now: float) -> None:
-        """Keeps a request in place of an older one of the same key. A request that lingered and was
-        aborted may be sent again under its name."""
+        """Keeps a request in place of an older one of the same key, but not one whose vector is
+        lost: when it is asked for, it is computed again. A request that lingered and was aborted
+        may be sent again under its name."""
         self.drop(request.key)
+        if request.lost_vector:
+            return
         if request.submit.resume_seconds and any(
                 choice.finish is not None and choice.finish.finish_reason == "abort"
                 for choice in request.choices):
@@ -334,6 +337,8 @@ def retained_bytes(request: RequestState) -> int:
     size += UNPACKED * len(_encode((submit.params, submit.text, submit.rules)))
     for choice in request.choices:
         size += CHOICE_BYTES + choice.emitted.nbytes
+        if choice.finish is not None and choice.finish.pooled is not None:
+            size += len(choice.finish.pooled.data)
         for row in (*choice.logprobs, *choice.prompt_logprobs):
             size += LOGPROBS_BYTES + sum(map(len, _columns(row)))
     return size

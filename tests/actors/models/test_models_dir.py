@@ -10,7 +10,8 @@ import pytest
 
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.models import model_dir as models
-from actorium.actors.models.model_classes import MODEL_TYPES
+from actorium.actors.models.encoders import encoder_family
+from actorium.actors.models.model_classes import MODEL_TYPES, WITH_UNUSED
 from actorium.actors.models.model_dir import known_eos_ids
 from actorium.actors.models.model_names import ModelName, parse_name, repository_of
 
@@ -230,7 +231,8 @@ def test_missing_numbers_are_named() -> None:
     ({"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"},
      "LlamaForSequenceClassification"),
     ({"architectures": ["BertModel"], "model_type": "llama"}, "BertModel"),
-    ({"model_type": "bert"}, ""), ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM"),
+    ({"model_type": "bert"}, "BertModel"), ({"model_type": "t5"}, ""),
+    ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM"),
 ])
 def test_the_class_that_a_config_means(config: dict[str, Any], name: str) -> None:
     assert models.architecture(config) == name
@@ -241,9 +243,15 @@ def test_classes_and_their_longest_sequences_are_those_of_transformers() -> None
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        MODEL_MAPPING_NAMES,
     )
 
     for kind, own in MODEL_TYPES.items():
+        if encoder_family(own.name):
+            assert own.name == MODEL_MAPPING_NAMES.get(kind, "NewModel")
+            most = CONFIG_MAPPING["gte" if kind == "new" else kind]().max_position_embeddings
+            assert own.positions == most - 2 * own.name.startswith(WITH_UNUSED)
+            continue
         runs = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)  # InternLM3 by Llama's class
         assert own.name in ("InternLM3ForCausalLM" if kind == "internlm3" else runs,
                             MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(kind))

@@ -13,8 +13,8 @@ SCHEDULES = examples(20, 5000)
 MOVES = 250
 
 
-def live(seed: int) -> Lives:
-    lives = Lives(seed)
+def live(seed: int, pools: float = 0.0) -> Lives:
+    lives = Lives(seed, pools)
     lives.play(MOVES)
     lives.finish()
     assert not (bad := list(lives.violations())), f"seed {seed}: {bad}"
@@ -38,6 +38,19 @@ def test_schedules() -> None:
           f"{time.monotonic() - start:.1f} s")
     assert min(deaths.values()) > SCHEDULES, "every actor dies more than once a schedule"
     assert min(ends[r] for r in ("length", "stop", "abort", "deadline", "quarantined")) > 0
+
+
+def test_vectors_are_computed_again_whoever_dies() -> None:
+    """The ledger does not have them: who waits for one that a dead scheduler had gets it anew."""
+    vectors, lost = 0, 0
+    for seed in range(examples(10, 2000)):
+        lives = live(seed, pools=0.6)
+        written = b"".join(payload for _, payload in lives.ledger)
+        told = [each.pooled for each in lives.received.values() if each.pooled is not None]
+        assert not any(pooled.data in written for pooled in told)
+        vectors += len(told)
+        lost += sum(lives.submits[rid].pooling is not None for rid in lives.reader.unknown)
+    assert vectors > 30 and lost > 5
 
 
 def test_a_seed_replays() -> None:

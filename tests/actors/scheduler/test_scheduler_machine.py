@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from actorium.actors.config.adapter_settings import AdapterConfig
 from actorium.actors.messages import BACKGROUND
+from actorium.actors.params import PoolingTask, ResolvedPooling
 
 MAX_MODEL_LEN = 70
 
@@ -81,6 +82,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.ring.submit(prompt, max_tokens=max_tokens, n=n, min_tokens=min_tokens,
                          eos_ids=tuple(range(0, 512, 37)) if picky else (), deadline=deadline,
                          tenant=tenant, priority=priority, prompt_logprobs=told)
+
+    @rule(parts=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 35)), min_size=1, max_size=2),
+          task=st.sampled_from(["embed", "token_embed"]), every_row=st.booleans(),
+          tenant=st.sampled_from(["", "a"]), priority=st.sampled_from([BACKGROUND, 0, 1]))
+    def pool(self, parts: list[tuple[int, int]], task: PoolingTask, every_row: bool, tenant: str,
+             priority: int) -> None:
+        prompt = [100 * kind + i for kind, count in parts for i in range(count)]
+        self.ring.submit(prompt, max_tokens=1, tenant=tenant, priority=priority,
+                         pooling=ResolvedPooling(task, every_row or task == "token_embed"))
 
     @precondition(lambda self: self.ring.heard)
     @rule(pick=st.integers(0, 10**6), more=st.integers(1, 8), max_tokens=st.integers(1, 30))
@@ -171,6 +181,9 @@ def check(heard: Heard, limit: int) -> None:
     """Told a prefix; all of it if it ended by itself."""
     tokens, reason = expected(heard, limit)
     assert heard.tokens == tokens[:len(heard.tokens)]
+    stopped = heard.reason == "stop" and heard.pooled is None  # by whoever reads the text
+    if heard.submit.pooling is not None and not stopped:
+        assert (heard.reason == "stop") == (heard.pooled is not None)
     stopped_outside = heard.reason == "stop" and heard.events[-1].stop_token is None
     if heard.reason in ("length", "stop") and not stopped_outside:
         assert (heard.tokens, heard.reason) == (tokens, reason)

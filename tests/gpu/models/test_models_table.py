@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,11 +17,12 @@ from helpers_worker import Ring
 from msgspec.structs import replace
 
 from actorium.actors.errors import BadConfig
+from actorium.actors.models.encoders import ENCODERS, encoder_family
 from actorium.gpu.families.architectures import ARCHITECTURES
 from actorium.gpu.parallel.rank_group import LoneRank
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.worker.device import open_device
-from actorium.tools.models_table import COLUMNS, PAGE, names_in
+from actorium.tools.models_table import COLUMNS, END, PAGE, names_in
 
 BOUNDS = {"fp8": 0.4, "int8": 0.1, "int4": 0.75}
 """Of what another prompt's log-probabilities are off, by which a toy's may be. Weights this random
@@ -113,6 +115,7 @@ def quantised(bits: str, path: Path, architecture: str) -> Cell:
     return "yes"
 
 
+DECODERS = [name for name in ARCHITECTURES if not encoder_family(name)]
 CELLS: dict[str, Callable[[Path, str], Cell]] = {
     "tokens": tokens, "preempted": preempted, "ranks": ranks, "exact": exact,
     "program": program, **{bits: partial(quantised, bits) for bits in BOUNDS},
@@ -121,12 +124,17 @@ CELLS: dict[str, Callable[[Path, str], Cell]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("column", "architecture"), [
-    (column, architecture) for architecture in ARCHITECTURES for column in CELLS])
+    (column, architecture) for architecture in DECODERS for column in CELLS])
 def test_cell(column: str, architecture: str, tmp_path: Path,
               record_property: Callable[[str, object], None]) -> None:
     record_property("cell", CELLS[column](tmp_path / "toy", architecture))
 
 
 def test_table_names_every_class() -> None:
-    assert names_in(PAGE.read_text()) == sorted(ARCHITECTURES)
+    assert names_in(PAGE.read_text()) == sorted(DECODERS)
     assert [own for own in COLUMNS if own != "gguf"] == list(CELLS)
+
+
+def test_page_names_every_encoder() -> None:
+    table = PAGE.read_text().partition("<!-- table: encoders -->")[2].partition(END)[0]
+    assert set(re.findall(r"`(\w+)Model`", table)) == set(ENCODERS)

@@ -318,6 +318,8 @@ KIN: dict[str, tuple[str, dict[str, Any]]] = {
 ALIASES = {"qwen2vl": "Qwen2ForCausalLM", "qwen3vl": "Qwen3ForCausalLM",
            "qwen3vlmoe": "Qwen3MoeForCausalLM", "nemotron_h_moe": "NemotronHForCausalLM"}
 """Language models of models with images, which are those of text."""
+ENCODERS = ("bert", "nomic-bert", "modern-bert")
+"""See `test_gguf_encoders.py`."""
 
 
 RARER = ("gemma4-moe", "falcon-11b", "falcon-h1", "jamba-dense", "gpt-neox-in-turn", "stablelm")
@@ -404,7 +406,7 @@ def test_transformers_reads_the_same_tensors(name: str, tmp_path: Path) -> None:
 
 def test_every_architecture_has_a_case() -> None:
     assert {class_of(own) for own, _ in CASES.values()} == set(ARCHITECTURES)
-    assert {*ARCHITECTURES.values(), *ALIASES, *KIN} == set(FAMILIES)
+    assert {*ARCHITECTURES.values(), *ALIASES, *KIN, *ENCODERS} == set(FAMILIES)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -20,7 +20,7 @@ MAX_ERROR = 4000
 """Characters of an error."""
 
 
-class AdapterReader:
+class AdapterFileReader:
     """Orders to load adapters wait here while a thread reads the files: to hash them takes a second
     for each gigabyte or so."""
 
@@ -36,9 +36,10 @@ class AdapterReader:
         core, from any thread."""
         self._post = post
         for number, module in enumerate(parse_lora_modules(self._settings.lora_modules)):
-            if self._table is not None and module.name in self._table.starting:
+            if self._table is not None and module.name in self._table.names.starting:
+                path = Path(module.path).expanduser().absolute()
                 self.takes(AdapterOrder(b"", AdapterCall(
-                    f"start-{number}", "load", module.name, str(Path(module.path).expanduser().absolute()))))
+                    f"start-{number}", "load", module.name, str(path))))
 
     def takes(self, order: AdapterOrder) -> bool:
         """Returns whether an order waits from now on."""

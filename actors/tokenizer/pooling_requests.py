@@ -1,0 +1,75 @@
+"""Requests for vectors and scores: what a model serves, and parameters with its defaults. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from actorium.actors.errors import InvalidRequest
+from actorium.actors.messages import MAX_MESSAGE_BYTES, Generate
+from actorium.actors.models.pooling_shape import PoolingShape
+from actorium.actors.params import ResolvedParams, ResolvedPooling, SamplingParams
+from actorium.actors.tokenizer.defaults import ModelFacts
+
+NOTHING_SAMPLED = ResolvedParams(max_tokens=1, temperature=0.0)
+"""Of a request that is pooled."""
+MAX_RESULT = MAX_MESSAGE_BYTES // 4
+"""Bytes of one result."""
+_DEFAULTS = SamplingParams()
+
+
+def tasks(pooling: PoolingShape | None) -> list[str]:
+    """Returns what requests may ask for: "generate", and names of `params.PoolingTask`."""
+    if pooling is None:
+        return ["generate"]
+    return [*["generate"] * pooling.generates, *pooling.tasks]
+
+
+def check_task(message: Generate, facts: ModelFacts) -> None:
+    """Raises `InvalidRequest`, naming the field, where the model does not serve what a request asks
+    for."""
+    wanted = "generate" if message.pooling is None else message.pooling.task
+    if wanted not in (served := tasks(facts.pooling)):
+        raise InvalidRequest(f"task: the model does not {wanted}; it serves {', '.join(served)}"
+                             if wanted == "generate" else
+                             f"task: the model does not serve {wanted}, but {', '.join(served)}",
+                             "task")
+    if message.text_pair is not None and (message.text is None or wanted != "classify"):
+        raise InvalidRequest("text_pair: with a prompt of text and the task classify", "text_pair")
+    if message.pooling is None or facts.pooling is None:
+        return
+    if message.params != _DEFAULTS:
+        raise InvalidRequest("params: nothing is sampled where a prompt is pooled", "params")
+    try:
+        message.pooling.check()
+    except ValueError as error:
+        raise InvalidRequest(str(error), str(error).split(":")[0]) from None
+    if (message.pooling.dimensions or 0) > facts.pooling.width:  # of 0, which is not known, too
+        raise InvalidRequest(f"dimensions: {message.pooling.dimensions} are more than the model's "
+                             f"vectors have, {facts.pooling.width}", "dimensions")
+
+
+def resolve_pooling(message: Generate, facts: ModelFacts, tokens: int,
+                    pair_start: int) -> ResolvedPooling | None:
+    """Returns the pooling parameters of a checked request; None of one that is completed. tokens:
+    of its prompt. Raises `InvalidRequest` where the result would be too large to send."""
+    pooling, shape = message.pooling, facts.pooling
+    if pooling is None or shape is None:
+        return None
+    task, vectors = pooling.task, pooling.task in ("embed", "token_embed")
+    width = shape.width if vectors else shape.scores
+    if task.startswith("token") and 4 * width * tokens > MAX_RESULT:
+        raise InvalidRequest(f"prompt: {tokens} tokens give {4 * width * tokens} bytes, the limit "
+                             f"of a result is {MAX_RESULT}", "prompt")
+    default = shape.normalize if vectors else True
+    return ResolvedPooling(
+        task=task, every_row=shape.every_row(task), dimensions=pooling.dimensions or 0,
+        activation=default if pooling.use_activation is None else pooling.use_activation,
+        pair_start=pair_start)
+
+
+def info(shape: PoolingShape | None) -> dict[str, Any]:
+    """Returns the fields of ServerInfo."""
+    return {"tasks": tasks(shape), "pooling": None if shape is None else {
+        "kind": shape.kind, "width": shape.width or None, "normalize": shape.normalize,
+        "labels": list(shape.labels), "activation": shape.activation,
+        "prompts": dict(shape.prompts)}}
