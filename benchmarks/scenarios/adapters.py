@@ -103,7 +103,7 @@ def decodes(shape: str = "S06", sequences: int = 32, adapters: int = 8, rank: in
     """Steps of decodes: none served; served and none named; all of them beside the model; one."""
     with tempfile.TemporaryDirectory() as folder:
         path = shape_dir(shape, Path(folder))
-        without = opened(path, sequences, 0, rank)
+        without = opened(path, 3 * sequences, 0, rank)
         served = opened(path, 3 * sequences, adapters, rank)
     kinds = {"none named": 0, "1 beside the model": 1, f"{adapters} beside the model": adapters}
     batches = {"none served": batch(without, 1, sequences, 0)} | {
