@@ -31,6 +31,7 @@ from ptxas_mixer_cases import (
     scales_of,
 )
 
+from actorium.kernels.adapter_rows import AdapterRows, AdapterStack
 from actorium.kernels.fp4_weights import Fp4Weight
 from actorium.kernels.grouped_rows import RowFormat
 from actorium.kernels.reference.activation import ACTIVATIONS
@@ -299,6 +300,13 @@ def int8(count: int) -> None:
     int8_mm(*quantise_int8(empty(count, 4096)), own, BF16, None, empty(count, 4096))
 
 
+def adapters(rank: int) -> None:
+    """What adapters add to queries, keys and values of Llama-3.1-8B."""
+    stack = AdapterStack(8, rank, 4096, (4096, 1024, 1024), BF16, torch.device("cpu"))
+    rows = AdapterRows(torch.zeros(64, dtype=I32), torch.zeros(8, 3, dtype=I32))
+    OPS.adapt(empty(64, 4096), empty(64, 6144), rows, stack)
+
+
 FORMATS = (("4 bits, groups of 128", RowFormat(4, 128, False, 8)),
            ("4 bits, groups of 32 with mins", RowFormat(4, 32, True)),
            ("4 bits, a scale a row", RowFormat(4, 0, False, 8)),
@@ -315,6 +323,8 @@ def grouped() -> Iterator[Case]:
         yield Case(f"widened {name}", partial(grouped_widened, form))
     yield Case("grouped 4 bits, 16 rows", lambda: grouped_linear(
         empty(16, 4096), grouped_weight(28672, 4096, RowFormat(4, 32, True)), gate="silu"))
+    for rank in (16, 64):
+        yield Case(f"adapters of rank {rank}", partial(adapters, rank))
     for count in (1, 64, 512):
         yield Case(f"int8 4096 x 4096, {count} rows", partial(int8, count))
     for count in (1, 32, MANY):

@@ -120,6 +120,8 @@ RULES = (
     Rule("_grouped", ", (16|32) rows", 2, 3, 2, "mma"),
     Rule("_grouped", "", 4, 2, 1, "wgmma"),
     Rule("_widen", "", 4, 8, 6),
+    Rule("_to_rank", "", 4, 4, 2, "mma"),
+    Rule("_from_rank", "", 4, 2, 2, "fma"),
     Rule("_int8", ", 1 rows", 4, 3, 2, "mma"),
     Rule("_int8", ", 64 rows", 4, 2, 1, "wgmma"),
     Rule("_int8", "", 8, 1, 1, "wgmma"),

@@ -193,8 +193,8 @@ class ClientCalls:
         of `Completion` (n == 1) or of lists of n. `params` may be a list, one for each prompt.
         `timeout` (seconds) counts for each request from when it is sent. A higher `priority` goes
         first where the engine schedules by priority. `truncate_prompt_tokens`, `cache_salt` and
-        `adapter` are those of `Request`. The first error is raised and the rest aborted, unless `return_errors`:
-        then errors stand in the list of results.
+        `adapter` are those of `Request`. The first error is raised and the rest aborted, unless
+        `return_errors`: then errors stand in the list of results.
         """
         single, prompts = _prompts(prompt)
         each = params if isinstance(params, list | tuple) else [params] * len(prompts)

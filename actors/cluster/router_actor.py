@@ -27,7 +27,7 @@ from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
 from actorium.actors.ledger.committer import open_ledger
 from actorium.actors.ledger.records import AdapterEntry, LedgerHistory
-from actorium.actors.scheduler.adapter_reader import read_entries
+from actorium.actors.scheduler.adapter_file_reader import read_entries
 from actorium.actors.scheduler.media_holds import new_media_holds
 from actorium.actors.scheduler.recovery.recovery_log import in_this_boot
 

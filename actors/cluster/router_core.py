@@ -65,7 +65,7 @@ from actorium.actors.messages import (
     Unknown,
 )
 from actorium.actors.runtime.roles import LAUNCHER
-from actorium.actors.scheduler.adapters import shown_entry
+from actorium.actors.scheduler.adapter_names import shown_entry
 from actorium.actors.scheduler.media_holds import MEDIA
 from actorium.actors.scheduler.request_state import received
 

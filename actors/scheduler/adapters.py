@@ -14,30 +14,26 @@ Names are in the ledger; numbers are given anew for each worker. Pure.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import msgspec
 
-from actorium.actors.config.adapter_settings import (
-    MAX_ADAPTERS,
-    AdapterConfig,
-    parse_lora_modules,
-)
-from actorium.actors.errors import BadModel, EngineUnavailable, InvalidRequest, UnknownAdapter
-from actorium.actors.ledger.records import AdapterEntry, AdaptersRecord
+from actorium.actors.config.adapter_settings import MAX_ADAPTERS, AdapterConfig
+from actorium.actors.errors import ActoriumError, BadModel, EngineUnavailable
+from actorium.actors.ledger.records import AdaptersRecord
 from actorium.actors.messages import (
     AdapterAnswer,
     AdapterOrder,
     AdapterRef,
     DropAdapter,
     LoadAdapter,
-    NamedAdapter,
     Reply,
 )
 from actorium.actors.runtime.beat_gauges import MARK, RUNNING_WITH, WAITING_FOR
+from actorium.actors.scheduler.adapter_names import AdapterNames, shown_entry
 from actorium.actors.scheduler.request_state import SequenceState
 
 LOG = logging.getLogger("actorium.scheduler")
@@ -45,8 +41,6 @@ PATIENCE = 64
 """Admissions with other adapters after which one that waits for a place goes first."""
 SHOWN_IN_USE = 64
 """Adapters whose sequences heartbeats tell of."""
-KNOWN_ORDERS = 64
-"""Orders whose repetition is answered as they were."""
 
 SERVES_NONE = "the worker serves no adapters with this model"
 
@@ -78,9 +72,6 @@ class AdapterUse:
     """Admissions with other adapters while it waited for a place."""
 
 
-NO_USE = AdapterUse("")
-
-
 class AdapterTable:
     """All adapters of one engine; see the module."""
 
@@ -90,25 +81,25 @@ class AdapterTable:
         gets one before others; prior: what the ledger has, None = nothing."""
         self._ranks, self._epoch, self._patient = ranks, epoch, patient
         self._most = settings.max_cpu_loras or MAX_ADAPTERS
-        entries = [] if prior is None else prior.entries
-        self._names = {entry.adapter.name: entry for entry in entries}
-        self.starting = {module.name for module in parse_lora_modules(settings.lora_modules)} \
-            if prior is None else set()
-        """Names of the configuration that are not loaded yet."""
+        self.names = AdapterNames(settings, prior)
         self._limit: int | None = None
         """Different adapters that may run at once; None = there is no worker."""
         self._held: dict[bytes, HeldAdapter] = {}
         self._uses: dict[bytes, AdapterUse] = {}
+        self._due: set[bytes] = set()
+        """Those that have waited for a place for so long that they go first."""
         self._failed: set[bytes] = set()
         """What this worker cannot serve, until a request or an order asks for it again."""
         self._loads: list[AdapterOrder] = []
         """Orders that wait for the worker's answer."""
-        self._done: OrderedDict[tuple[bytes, str], None] = OrderedDict.fromkeys(
-            () if prior is None else prior.orders)
         self._number = self._admissions = self._places = 0
         """The last number; admissions with an adapter; different adapters that run."""
         self._changed = True
         """Something may be loaded, dropped or answered since the last `step`."""
+        self._requests_next = False
+        """Requests get the next room before orders do."""
+        self._admissible: frozenset[bytes] | None = None
+        """Adapters of the only sequences that may be admitted; None = all may."""
         self._counts = dict.fromkeys(("adapter_loads", "adapter_evictions", "adapter_failures"), 0)
         self._to_load: list[LoadAdapter] = []
         self._leaving: list[HeldAdapter] = []
@@ -117,12 +108,6 @@ class AdapterTable:
         self._record: AdaptersRecord | None = None
 
     # --- requests --------------------------------------------------------------------------------
-
-    def bound(self, adapter: NamedAdapter) -> NamedAdapter:
-        """Returns what a name stands for now, without a digest if it is unknown. What is bound
-        stays so."""
-        entry = self._names.get(adapter.name)
-        return adapter if adapter.digest or entry is None else entry.adapter
 
     def arrived(self, sequence: SequenceState) -> None:
         """Counts a sequence that waits."""
@@ -145,12 +130,15 @@ class AdapterTable:
         self._places += not use.running
         use.running += 1
         use.passed = 0
+        self._due.discard(digest)
         self._admissions += 1
         held.last = self._admissions
         if self._patient:
             for other, waits in self._uses.items():
                 if waits.foreground and not waits.running and self._ready(other):
                     waits.passed += 1
+                    if waits.passed > PATIENCE:
+                        self._due.add(other)
         return held.number
 
     def vacated(self, sequence: SequenceState) -> None:
@@ -171,6 +159,7 @@ class AdapterTable:
             use.foreground -= not sequence.background
             if not (use.waiting or use.running):
                 del self._uses[digest]
+                self._due.discard(digest)
             self._changed = True
 
     def blocked(self, digest: bytes, in_turn: bool = True) -> bool:
@@ -183,9 +172,8 @@ class AdapterTable:
         use = self._uses[digest]
         if not use.running and self._places >= (self._limit or 0):
             return True
-        return in_turn and use.passed <= PATIENCE and any(
-            other.passed > PATIENCE and other.foreground and self._ready(key)
-            for key, other in self._uses.items())
+        return in_turn and digest not in self._due and any(
+            self._uses[due].foreground and self._ready(due) for due in self._due)
 
     def _ready(self, digest: bytes) -> bool:
         held = self._held.get(digest)
@@ -202,89 +190,55 @@ class AdapterTable:
         """Takes an order; what is loaded is answered by `step`. asleep: there is no worker, and
         will be none."""
         call, key = order.call, (order.client, order.call.rid)
-        if call.order == "list" or key in self._done:
-            self._reply(order)
+        if call.order == "list" or self.names.carried_out(order):
+            self._answer(order)
         elif any((load.client, load.call.rid) == key for load in self._loads):
             return
         elif call.order == "unload":
-            self._unload(order)
+            self._end(order, self.names.unload(order))
         elif order.error:
-            self._refuse(order, BadModel.code, order.error)
+            self._refuse(order, BadModel(order.error))
         elif asleep:
-            self._refuse(order, EngineUnavailable.code, "the engine sleeps: wake it up first")
+            self._refuse(order, EngineUnavailable("the engine sleeps: wake it up first"))
         elif self._limit == 0:
-            self._refuse(order, BadModel.code, SERVES_NONE)
+            self._refuse(order, BadModel(SERVES_NONE))
         else:
             self._loads.append(order)
             self._failed.discard(order.digest)
             self._changed = True
 
-    def _unload(self, order: AdapterOrder) -> None:
-        name = order.call.name
-        if self._names.pop(name, None) is None:
-            self._refuse(order, UnknownAdapter.code, f"lora_name: there is no adapter {name!r}")
+    def _end(self, order: AdapterOrder, error: ActoriumError | None) -> None:
+        """Answers an order that was carried out, or could not be."""
+        if error is not None:
+            self._refuse(order, error)
             return
-        LOG.info("adapter %r is unloaded", name)
-        self._carried_out(order)
+        self._changed, self._record = True, self.names.record()
+        self._answer(order)
 
-    def _loaded(self, order: AdapterOrder) -> None:
-        """All ranks can serve what an order loads."""
-        call, known = order.call, self._names.get(order.call.name)
-        if known is not None and not (call.replace or not order.client):
-            self._refuse(order, InvalidRequest.code,
-                         f"lora_name: {call.name!r} is loaded already, from {known.adapter.path}; "
-                         "load_inplace replaces it")
-        elif known is None and len(self._names) >= MAX_ADAPTERS:
-            self._refuse(order, InvalidRequest.code,
-                         f"lora_name: {MAX_ADAPTERS} adapters are loaded already")
-        else:
-            self._names[call.name] = AdapterEntry(
-                NamedAdapter(call.name, call.path, order.digest), order.rank, order.base)
-            LOG.info("adapter %r is loaded from %s: rank %d, SHA-256 %s", call.name, call.path,
-                     order.rank, order.digest.hex())
-            self._carried_out(order)
-
-    def _carried_out(self, order: AdapterOrder) -> None:
-        if order.client:
-            self._done[order.client, order.call.rid] = None
-            if len(self._done) > KNOWN_ORDERS:
-                self._done.popitem(last=False)
-        self.starting.discard(order.call.name)
-        self._changed = True
-        self._record = self.record()
-        self._reply(order)
-
-    def _reply(self, order: AdapterOrder) -> None:
-        if order.client:
-            self._answer(order, {"adapters": self.listed()})
-
-    def _refuse(self, order: AdapterOrder, code: str, why: str) -> None:
+    def _refuse(self, order: AdapterOrder, error: ActoriumError) -> None:
         """Raises `BadModel` where an engine that starts cannot have what it is configured with."""
         if order.client:
-            self._answer(order, {"error": {"code": code, "message": why}})
+            self._answer(order, {"error": {"code": error.code, "message": error.message}})
             return
-        text = f"lora_modules: {order.call.name}: {why}"
+        text = f"lora_modules: {order.call.name}: {error.message}"
         if self._epoch == 1:
             raise BadModel(text, "adapters.lora_modules")
         LOG.error("%s", text)  # it was served before: what else there is goes on
-        self.starting.discard(order.call.name)
+        self.names.starting.discard(order.call.name)
 
-    def _answer(self, order: AdapterOrder, content: dict[str, Any]) -> None:
-        self._replies.append(Reply(order.call.rid, order.client, msgspec.json.encode(content)))
+    def _answer(self, order: AdapterOrder, content: dict[str, Any] | None = None) -> None:
+        if order.client:
+            self._replies.append(Reply(order.call.rid, order.client, msgspec.json.encode(
+                content or {"adapters": self.listed()})))
 
     def listed(self) -> list[dict[str, Any]]:
         """Returns what is shown of each adapter that has a name."""
-        found = []
-        for entry in self._names.values():
-            digest = entry.adapter.digest
-            use = self._uses.get(digest, NO_USE)
-            found.append(shown_entry(entry) | {"loaded": self._ready(digest),
+        shown = []
+        for entry in self.names.entries.values():
+            use = self._uses.get(entry.adapter.digest, AdapterUse(""))
+            shown.append(shown_entry(entry) | {"loaded": self._ready(entry.adapter.digest),
                                                "running": use.running, "waiting": use.waiting})
-        return found
-
-    def record(self) -> AdaptersRecord:
-        """Returns what must not be forgotten."""
-        return AdaptersRecord(list(self._names.values()), list(self._done))
+        return shown
 
     # --- the worker ------------------------------------------------------------------------------
 
@@ -297,10 +251,8 @@ class AdapterTable:
 
     def on_no_worker(self) -> None:
         """The worker is gone; nothing runs."""
-        self._held.clear()
-        self._failed.clear()
-        self._to_load.clear()
-        self._leaving.clear()
+        for known in (self._held, self._failed, self._to_load, self._leaving):
+            known.clear()
         self._limit, self._changed = None, True
 
     def on_answer(self, answer: AdapterAnswer) -> tuple[bytes, str] | None:
@@ -325,40 +277,44 @@ class AdapterTable:
 
     def _fail_loads(self, digest: bytes | None, why: str) -> None:
         """Refuses the orders that wait for an adapter; None = for any."""
-        failed = [load for load in self._loads if digest in (None, load.digest)]
-        self._loads = [load for load in self._loads if load not in failed]
-        for load in failed:
-            self._refuse(load, BadModel.code, why)
+        for load in [load for load in self._loads if digest in (None, load.digest)]:
+            self._loads.remove(load)
+            self._refuse(load, BadModel(why))
 
-    def step(self) -> None:
+    def step(self, admissible: frozenset[bytes] | None = None) -> None:
         """Has the worker read what is wanted, as far as there is room, and forget what nobody can
-        ask for any more; answers the orders that are carried out."""
+        ask for any more; answers the orders that are carried out. admissible: adapters of the only
+        sequences that may be admitted, None = all may."""
+        self._changed |= admissible != self._admissible
+        self._admissible = admissible
         if not (self._limit and self._changed):
             return
         self._changed = False
-        done = [load for load in self._loads if self._ready(load.digest)]
-        self._loads = [load for load in self._loads if load not in done]
-        for load in done:
-            self._loaded(load)
-        named = {entry.adapter.digest for entry in self._names.values()}
-        needed = named | self._uses.keys() | {load.digest for load in self._loads}
-        for held in [held for digest, held in self._held.items() if digest not in needed]:
-            self._drop(held)
+        for load in [load for load in self._loads if self._ready(load.digest)]:
+            self._loads.remove(load)
+            self._end(load, self.names.load(load))
+        needed = self.names.digests | self._uses.keys() | {load.digest for load in self._loads}
+        for digest in [digest for digest in self._held if digest not in needed]:
+            self._drop(self._held[digest])
         for digest, path in self._wanted():
             if self._make_room():
                 self._hold(digest, path)
-        for entry in self._names.values():  # ahead of requests, while there is room
+                self._requests_next = any(load.digest == digest for load in self._loads)
+        for entry in self.names.entries.values():  # ahead of requests, while there is room
             if len(self._held) < self._most and self._lacks(entry.adapter.digest):
                 self._hold(entry.adapter.digest, entry.adapter.path)
 
     def _wanted(self) -> Iterator[tuple[bytes, str]]:
-        """Yields (digest, path) of what is waited for, and not held."""
-        for load in self._loads:
-            if self._lacks(load.digest):
-                yield load.digest, load.call.path
-        for digest, use in self._uses.items():
-            if use.waiting and self._lacks(digest):
-                yield digest, use.path
+        """Yields (digest, path) of what is waited for, and not held. Where there is little room,
+        orders and requests take turns."""
+        loads = [(load.digest, load.call.path) for load in self._loads]
+        requests = [(digest, use.path) for digest, use in self._uses.items()
+                    if use.waiting and self._may_be_admitted(digest)]
+        both = requests + loads if self._requests_next else loads + requests
+        return (wanted for wanted in both if self._lacks(wanted[0]))
+
+    def _may_be_admitted(self, digest: bytes) -> bool:
+        return self._admissible is None or digest in self._admissible
 
     def _lacks(self, digest: bytes) -> bool:
         return digest not in self._held and digest not in self._failed
@@ -370,10 +326,12 @@ class AdapterTable:
         if len(self._held) < self._most:
             return True
         loading = {load.digest for load in self._loads}
+        foreground = any(use.foreground for use in self._uses.values())
         idle = []
         for digest, held in self._held.items():
             use = self._uses.get(digest)
-            first = use is not None and use.waiting and not held.last
+            first = use is not None and not held.last and self._may_be_admitted(digest) \
+                and (use.foreground if foreground else use.waiting)
             if held.ready and digest not in loading and not first \
                     and (use is None or not use.running):
                 idle.append((use is not None, held.last, digest))
@@ -424,16 +382,16 @@ class AdapterTable:
 
     def gauges(self) -> dict[str, float]:
         """Returns the gauges for the heartbeat."""
-        found = {"adapters": len(self._names), "adapters_running": self._places,
-                 "adapters_held": sum(held.ready for held in self._held.values()), **self._counts}
-        left = SHOWN_IN_USE
-        for name, entry in self._names.items() if self._uses else ():
-            use = self._uses.get(entry.adapter.digest)
-            if use is not None and left:
-                left -= 1
-                found[f"{RUNNING_WITH}{MARK}{name}"] = use.running
-                found[f"{WAITING_FOR}{MARK}{name}"] = use.waiting
-        return found
+        gauges: dict[str, float] = {
+            "adapters": len(self.names.entries), "adapters_running": self._places,
+            "adapters_held": sum(held.ready for held in self._held.values()), **self._counts}
+        in_use = (entry.adapter for entry in self.names.entries.values()
+                  if entry.adapter.digest in self._uses)
+        for adapter in islice(in_use, SHOWN_IN_USE):
+            use = self._uses[adapter.digest]
+            gauges[f"{RUNNING_WITH}{MARK}{adapter.name}"] = use.running
+            gauges[f"{WAITING_FOR}{MARK}{adapter.name}"] = use.waiting
+        return gauges
 
     def audit(self, running: dict[bytes, int]) -> str:
         """Returns what is wrong with the books; "": nothing. running: sequences that have a slot,
@@ -444,9 +402,3 @@ class AdapterTable:
         if self._places != len(counted) or self._places > (self._limit or 0):
             return f"adapters: {self._places} places of {self._limit} for {len(counted)}"
         return ""
-
-
-def shown_entry(entry: AdapterEntry) -> dict[str, Any]:
-    """Returns what is shown of an adapter that has a name."""
-    return {"name": entry.adapter.name, "path": entry.adapter.path, "rank": entry.rank,
-            "base": entry.base, "digest": entry.adapter.digest.hex()}

@@ -173,12 +173,12 @@ class SchedulerCore(Core):
         requests = self.requests
         requests.end_overdue(now)
         self.sleep.step(bool(self._unresolved), now)
-        requests.step_adapters()
         self.outgoing.report_again(self.state)
         if self._guard.failed:
             requests.end_failed()
         if self._trials.active:
             self._trials.restrict(self.state)
+        requests.step_adapters()
         if self.masks and self._unresolved:
             for masks in self.masks.late_masks(self.state, self._unresolved[0], self._epoch):
                 self.outgoing.to_worker(masks)
@@ -320,7 +320,7 @@ class SchedulerCore(Core):
         yield [make_record(COUNTS, self.requests.metrics.snapshot(self.state)),
                *(make_record(ACTIVITY, record) for record in self.sleep.records())]
         if self.state.adapters is not None:
-            yield [make_record(ADAPTERS, self.state.adapters.record())]
+            yield [make_record(ADAPTERS, self.state.adapters.names.record())]
         yield from self.requests.history.all_records(self.state)
 
     def on_ledger_full(self, why: str, now: float) -> None:
@@ -398,7 +398,7 @@ class SchedulerCore(Core):
         if (phase := self.sleep.phase) and not self.outgoing.blocked:
             return phase
         adapters = self.state.adapters
-        if self.requests.worker is None or (adapters is not None and adapters.starting):
+        if self.requests.worker is None or (adapters is not None and adapters.names.starting):
             return "starting"
         waits = adapters is not None and adapters.reading and not self.state.table.num_running
         if self.outgoing.blocked or waits:

@@ -93,7 +93,7 @@ class RequestLifecycle:
         submit = received(submit, now)
         if submit.adapter is not None and self.state.adapters is not None:
             submit = msgspec.structs.replace(
-                submit, adapter=self.state.adapters.bound(submit.adapter))
+                submit, adapter=self.state.adapters.names.bound(submit.adapter))
         request = new_request_state(submit, self.next_sid)
         rejection = self._check(request, now) or self.masks.add_request(request)
         if rejection is not None:
@@ -274,7 +274,7 @@ class RequestLifecycle:
         """Has the worker read adapters and forget them, before the plans that need it."""
         if (adapters := self.state.adapters) is None:
             return
-        adapters.step()
+        adapters.step(self.state.admissible_adapters)
         for order in adapters.pop_orders(not self.state.slots_to_release):
             self.outgoing.to_worker(order)
         record, replies = adapters.pop_replies()

@@ -23,7 +23,7 @@ from actorium.actors.messages import AbortRequest, AdapterOrder, Ready, Submit
 from actorium.actors.recorder.recorder import open_recorder
 from actorium.actors.runtime.inflight_journal import InflightJournal, open_journal
 from actorium.actors.runtime.offload import Offload, OffloadJob
-from actorium.actors.scheduler.adapter_reader import AdapterReader
+from actorium.actors.scheduler.adapter_file_reader import AdapterFileReader
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.recovery.recovery_log import PriorRun
 from actorium.actors.scheduler.recovery.request_faults import grammar_name
@@ -63,7 +63,7 @@ class SchedulerActor(CoreObserver):
         self.recorder = open_recorder(core, context)
         self.compiler = GrammarCompiler(core.masks, core.journal,
                                         config.scheduler.max_num_queued_reqs)
-        self.reader = AdapterReader(config.adapters, core.state.adapters)
+        self.reader = AdapterFileReader(config.adapters, core.state.adapters)
         replica = replica_of(config.cluster)
         self.link = None if replica is None else ReplicaLink(core, replica, context)
         if self.link is not None:

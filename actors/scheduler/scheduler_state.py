@@ -283,12 +283,22 @@ class SchedulerState:
         if self.trial is None and self.admits == ALL:
             return self.queue.choose(self._cached_tokens,
                                      None if adapters is None else adapters.blocked)
+        return next((s for s in self._admissible() if adapters is None
+                     or not adapters.blocked(s.adapter, in_turn=False)), None)
+
+    def _admissible(self) -> Iterator[SequenceState]:
+        """Yields the waiting sequences that may be admitted where not all may."""
         sids = sorted(self.sequences if self.trial is None else self.trial)
         known = (self.sequences.get(sid) for sid in sids)
-        return next((s for s in known if s is not None and not s.slot
-                     and (self.admits == ALL or s.request.begun)
-                     and not (adapters is not None
-                              and adapters.blocked(s.adapter, in_turn=False))), None)
+        return (s for s in known if s is not None and not s.slot
+                and (self.admits == ALL or s.request.begun))
+
+    @property
+    def admissible_adapters(self) -> frozenset[bytes] | None:
+        """Adapters of the only sequences that may be admitted; None = all may."""
+        if self.trial is None and self.admits == ALL:
+            return None
+        return frozenset(s.adapter for s in self._admissible() if self.admits != NONE)
 
     @property
     def background_running(self) -> int:

@@ -17,7 +17,7 @@ GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
 MICRO = 1e-6
 REASONS = ("stop", "length", "abort", "deadline", "error")
 REJECTIONS = ("queue_full", "deadline", "context_overflow", "invalid_request", "unavailable",
-              "quarantined")
+              "quarantined", "unknown_adapter")
 DEATHS = ("killed", "oom", "fault", "exited", SILENT, HUNG)
 """Of an actor. These and `REJECTIONS` are exported as 0 before the first one: to `increase` and
 `rate` a counter whose first sample is 1 has not grown."""

@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.fx import Node
 
@@ -75,6 +76,17 @@ class AdaptedLayers:
         finally:
             self._step.own = None
         return hidden if wanted is None else hidden.index_select(0, wanted)
+
+    def warm_up(self) -> None:
+        """Runs each kernel that adapters need in every form, on rows that count for nothing."""
+        number = torch.zeros(1, dtype=torch.int32, device=self._device)
+        rows = AdapterRows(number, torch.tensor([[0, 0, 1]], dtype=torch.int32,
+                                                device=self._device))
+        for stack in {len(own.widths): own for own in self.stacks}.values():
+            x = torch.zeros((1, stack.ins), dtype=self._dtype, device=self._device)
+            for dtype in {self._dtype, torch.float32}:
+                y = torch.zeros((1, sum(stack.widths)), dtype=dtype, device=self._device)
+                self._ops.adapt(x, y, rows, stack)
 
     def _layer(self, layer: Any, named: dict[int, NamedProduct]) -> Any:
         """A copy of the layer, with adapted products where it takes all rows of a step."""

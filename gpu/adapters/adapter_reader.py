@@ -13,8 +13,12 @@ from torch import Tensor
 
 from actorium.actors.errors import BadModel, shown
 from actorium.actors.models.adapter_files import AdapterFiles, AdapterModule
+from actorium.actors.models.gguf_file import GgufFile, read_gguf
+from actorium.actors.models.gguf_tensors import GgufPart
 from actorium.gpu.adapters.adapted_layers import ModulePlace
+from actorium.gpu.adapters.gguf_adapter import as_in_checkpoint, module_names
 from actorium.gpu.families.tensor_names import Renames, plain_name
+from actorium.gpu.weights.gguf_reader import read_part
 from actorium.gpu.weights.loader import Fused
 from actorium.gpu.weights.safetensors_reader import unreadable
 from actorium.gpu.weights.sliced_tensors import RankSlices
@@ -47,20 +51,23 @@ class AdapterReader:
 
     def __init__(self, places: Mapping[str, Sequence[ModulePlace]],
                  shapes: Mapping[str, tuple[int, ...]], fused: Sequence[Fused],
-                 slices: RankSlices, names: Renames, dtype: torch.dtype) -> None:
+                 slices: RankSlices, names: Renames, dtype: torch.dtype,
+                 heads: tuple[int, int]) -> None:
         """places: of the modules that can have adapters; shapes: of all tensors of the whole model;
-        fused, names: how checkpoints may have and call them."""
+        fused, names: how checkpoints may have and call them; heads: of queries, and of keys."""
         self.places, self.shapes, self.slices, self.names = places, shapes, slices, names
-        self.fused, self.dtype = {own.name: own for own in fused}, dtype
+        self.fused, self.dtype, self.heads = {own.name: own for own in fused}, dtype, heads
 
     def read(self, files: AdapterFiles) -> HostAdapter:
         """Raises `BadModel` that names a module which the model has not, or which cannot have an
         adapter, or whose shape is another one."""
         parts: list[AdapterPart] = []
-        with opened(files) as tensor:
+        gguf = read_gguf(files.path) if files.gguf else None
+        with opened(files, gguf) as tensor:
             for name, own in files.modules.items():
                 try:
-                    parts += self._module(name, own, tensor)
+                    parts += (self._module(name, own, tensor) if gguf is None else
+                              self._gguf_module(gguf, name, own, tensor))
                 except BadModel as error:
                     raise BadModel(f"adapter: {files.path}: {error}", "lora_path") from None
         return HostAdapter(files.digest, parts)
@@ -75,13 +82,23 @@ class AdapterReader:
             self._places(name, weight)
         turned = weight.endswith(".weight_t")
         outs, ins = reversed(known) if turned else known
-        if own.a.shape[1] != ins or own.b.shape[0] != outs:
-            raise BadModel(f"{shown(name)} takes {own.a.shape[1]} numbers and gives "
-                           f"{own.b.shape[0]}, in the model it takes {ins} and gives {outs}")
+        _check(name, own, outs, ins)
         a, b = tensor(own.a.name).float(), tensor(own.b.name).float()
         cut = [(weight, b)] if fused is None else fused.cut(b.t() if turned else b)
         for part, rows in cut:
             yield from self._part(name, part, a, rows, own.scale)
+
+    def _gguf_module(self, file: GgufFile, name: str, own: AdapterModule, tensor: ReadTensor
+                     ) -> Iterator[AdapterPart]:
+        modules = module_names(file, name)
+        for module in modules:
+            self._places(name, f"{module}.weight")
+        known = [self.shapes[f"{module}.weight"] for module in modules]
+        _check(name, own, sum(rows for rows, _ in known), known[0][1])
+        a, b = tensor(own.a.name), tensor(own.b.name)
+        for module, rows in zip(modules, b.split([rows for rows, _ in known]), strict=True):
+            yield from self._part(name, f"{module}.weight", a, as_in_checkpoint(
+                file, module, rows, *self.heads), own.scale)
 
     def _part(self, name: str, weight: str, a: Tensor, b: Tensor, scale: float
               ) -> Iterator[AdapterPart]:
@@ -108,9 +125,19 @@ class AdapterReader:
         return matrix.to(self.dtype, copy=True).contiguous()
 
 
+def _check(name: str, own: AdapterModule, outs: int, ins: int) -> None:
+    if own.a.shape[1] != ins or own.b.shape[0] != outs:
+        raise BadModel(f"{shown(name)} takes {own.a.shape[1]} numbers and gives "
+                       f"{own.b.shape[0]}, in the model it takes {ins} and gives {outs}")
+
+
 @contextmanager
-def opened(files: AdapterFiles) -> Iterator[ReadTensor]:
-    """What reads a tensor of these files. Raises `BadModel`."""
+def opened(files: AdapterFiles, gguf: GgufFile | None) -> Iterator[ReadTensor]:
+    """What reads a tensor of these files. gguf: of a GGUF file. Raises `BadModel`."""
+    if gguf is not None:
+        yield lambda name: read_part(GgufPart(name, gguf.tensors[name]), torch.float32, False,
+                                     torch.device("cpu"))
+        return
     try:
         with safe_open(str(files.weights), framework="pt") as file:
             yield file.get_tensor

@@ -49,6 +49,6 @@ def open_adapters(path: Path, config: Config, model: LoadedModel) -> OpenedAdapt
     reader = AdapterReader(
         layers.places, {spec.name: spec.shape for spec in model_tensors(whole)},
         model.fused(whole), slices_of(whole, model.group.place),
-        ARCHITECTURES[whole.architecture].names, model.dtype)
+        ARCHITECTURES[whole.architecture].names, model.dtype, (whole.heads, whole.kv_heads))
     model.products.clear()
     return OpenedAdapters(layers, reader)

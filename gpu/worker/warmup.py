@@ -166,6 +166,8 @@ def warm_up_kernels(runner: ModelRunner, budget: int, report: ReportPhase) -> No
     for number, each in enumerate(plays):
         report("warming", f"kernels {number}/{len(plays)}")
         run_case(runner, each)
+    if runner.adapters is not None:
+        runner.adapters.layers.warm_up()
     if runner.states is not None:
         _checkpoints(runner)
         runner.states.clear()

@@ -9,9 +9,9 @@ import triton.language as tl
 from torch import Tensor
 
 from actorium.kernels.adapter_rows import BLOCK, AdapterRows, AdapterStack
-from actorium.kernels.triton.product import LANES, operand, wide
+from actorium.kernels.triton.product import operand, wide
 
-COLUMNS, OUTS, MOST = 128, 128, 64
+COLUMNS, OUTS, RANKS = 128, 128, 16
 """Of the input at a time; of the output for a program; of the ranks at a time."""
 _BLOCK = tl.constexpr(BLOCK)
 
@@ -27,11 +27,11 @@ def _rows_of(numbers: tl.tensor, blocks: tl.tensor) -> tuple[tl.tensor, tl.tenso
     return slot, first + row, live, tl.load(numbers + first + row, mask=live, other=0).to(tl.int64)
 
 
-@triton.jit(do_not_specialize=["apart", "ins", "rank"])
-def _low(x: tl.tensor, apart: tl.tensor, numbers: tl.tensor, blocks: tl.tensor, a: tl.tensor,
-         scales: tl.tensor, low: tl.tensor, ins: tl.tensor, rank: tl.tensor,
-         MODULES: tl.constexpr, WIDE: tl.constexpr, RANKS: tl.constexpr, COLUMNS: tl.constexpr
-         ) -> None:
+@triton.jit(do_not_specialize=["apart", "numbers", "blocks", "ins", "rank"])
+def _to_rank(x: tl.tensor, apart: tl.tensor, numbers: tl.tensor, blocks: tl.tensor, a: tl.tensor,
+             scales: tl.tensor, low: tl.tensor, ins: tl.tensor, rank: tl.tensor,
+             MODULES: tl.constexpr, WIDE: tl.constexpr, RANKS: tl.constexpr,
+             COLUMNS: tl.constexpr) -> None:
     slot, place, live, row = _rows_of(numbers, blocks)
     parts = tl.cdiv(rank, RANKS)
     module = tl.program_id(1) // parts
@@ -51,10 +51,10 @@ def _low(x: tl.tensor, apart: tl.tensor, numbers: tl.tensor, blocks: tl.tensor, 
     tl.store(to, total, mask=live[:, None] & known[None, :])
 
 
-@triton.jit(do_not_specialize=["apart", "outs", "rank"])
-def _add(y: tl.tensor, apart: tl.tensor, numbers: tl.tensor, blocks: tl.tensor, b: tl.tensor,
-         ends: tl.tensor, low: tl.tensor, outs: tl.tensor, rank: tl.tensor, MODULES: tl.constexpr,
-         RANKS: tl.constexpr, OUTS: tl.constexpr) -> None:
+@triton.jit(do_not_specialize=["apart", "numbers", "blocks", "outs", "rank"])
+def _from_rank(y: tl.tensor, apart: tl.tensor, numbers: tl.tensor, blocks: tl.tensor,
+               b: tl.tensor, ends: tl.tensor, low: tl.tensor, outs: tl.tensor, rank: tl.tensor,
+               MODULES: tl.constexpr, RANKS: tl.constexpr, OUTS: tl.constexpr) -> None:
     slot, place, live, row = _rows_of(numbers, blocks)
     module = tl.program_id(1)
     start = tl.load(ends + module - 1, mask=module > 0, other=0)
@@ -78,11 +78,10 @@ def adapt(x: Tensor, y: Tensor, rows: AdapterRows, stack: AdapterStack) -> Tenso
     modules, count, rank = len(stack.widths), len(rows.blocks), stack.rank
     low = torch.empty((len(rows.rows), modules * rank), dtype=torch.float32, device=x.device)
     x = x if x.stride(1) == 1 else x.contiguous()
-    ranks = min(MOST, max(LANES, triton.next_power_of_2(rank)))
-    _low[(count, modules * triton.cdiv(rank, ranks))](
+    _to_rank[(count, modules * triton.cdiv(rank, RANKS))](
         x, x.stride(0), rows.rows, rows.blocks, stack.a, stack.scales, low, stack.ins, rank,
-        MODULES=modules, WIDE=wide(x.dtype), RANKS=ranks, COLUMNS=COLUMNS, num_warps=4)
-    _add[(count, modules, triton.cdiv(max(stack.widths), OUTS))](
+        MODULES=modules, WIDE=wide(x.dtype), RANKS=RANKS, COLUMNS=COLUMNS, num_warps=4)
+    _from_rank[(count, modules, triton.cdiv(max(stack.widths), OUTS))](
         y, y.stride(0), rows.rows, rows.blocks, stack.b, stack.ends, low, stack.b.shape[2], rank,
-        MODULES=modules, RANKS=ranks, OUTS=OUTS, num_warps=4)
+        MODULES=modules, RANKS=RANKS, OUTS=OUTS, num_warps=4)
     return y

@@ -71,9 +71,9 @@ def test_every_flag_that_a_document_names_exists(document: Path) -> None:
 
 
 def test_an_unknown_flag_is_found() -> None:
-    text = "`--max-num-seqs 4 --max-num-sequences=4`, --no-overlap; --lora-paths a-- --- b"
+    text = "`--max-num-seqs 4 --max-num-sequences=4`, --no-overlap; --grammar-backend a-- --- b"
     found = unknown_flags(text, known_flags(foreign=False))
-    assert found == ["--lora-paths", "--max-num-sequences"]
+    assert found == ["--grammar-backend", "--max-num-sequences"]
     assert unknown_flags(text, known_flags(foreign=True)) == ["--max-num-sequences"]
     assert len(list(options())) > 10
 

@@ -150,8 +150,10 @@ RANKS = "must be between 1 and 1024, got 0"
     (["--ssl-key-file", "key.pem"], "--ssl-key-file: goes with ssl_certfile"),
     (["--ssl-certfile", "c", "--ssl-cert-reqs", "2"], "--ssl-cert-reqs: needs ssl_ca_certs"),
     (["--http2"], "--http2: not here: HTTP/1.1 is served"),
-    (["--enable-lora"], "--enable-lora: not here: adapters (LoRA) are not served"),
-    (["--lora-modules", "a=b", "c=d"], "--lora-modules: not here: adapters"),
+    (["--lora", "a.gguf"], "--lora: not here: an adapter (LoRA) is served beside the model"),
+    (["--lora-modules", "a=b", "c=d"], "--lora-modules: goes with --enable-lora"),
+    (["--enable-lora", "--lora-dtype", "float16"],
+     "--lora-dtype: must be auto: adapters (LoRA) are computed in --dtype"),
     (["--code-revision", "v2"], "--code-revision: must be main: the tokenizer is the model's"),
     (["--cpu-offload-gb", "4"], "--cpu-offload-gb: must be 0: "),
     (["--quantization", "nvfp4"],
@@ -351,9 +353,9 @@ def test_another_engines_form_of_a_setting(argv: list[str], key: str, value: obj
 
 
 @pytest.mark.parametrize("argv", [
-    ["--tensor-parallel-size", "1"], ["--no-enable-lora"], ["--disable-lora"], ["-q", "none"],
+    ["--tensor-parallel-size", "1"], ["--lora-eviction-policy", "lru"], ["-q", "none"],
     ["--tokenizer-revision", "main"], ["--max-logprobs", "20"], ["--runner", "generate"],
-    ["--disaggregation-mode", "null"], ["--enable-piecewise-cuda-graph"]])
+    ["--lora-dtype", "auto"], ["--disaggregation-mode", "null"], ["--enable-piecewise-cuda-graph"]])
 def test_flags_that_ask_for_nothing_are_accepted_silently(
         argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert serve(*argv).notes == []

@@ -24,13 +24,14 @@ from actorium.tools.chaos import (
     hostile_rows,
     kill_rows,
     load_rows,
+    lora_rows,
     model_rows,
     models_rows,
     stop_rows,
 )
 from actorium.tools.chaos.drawn_rows import drawn
 from actorium.tools.chaos.fault_injection import UNFENCED, no_dedup
-from actorium.tools.chaos.faults import PAIRS, Fault
+from actorium.tools.chaos.faults import PAIRS, ROLES, Fault
 
 Row = Callable[[int], dict[str, Any]]
 """From a seed to the measurements, with a list of everything that went wrong under "wrong"."""
@@ -66,6 +67,7 @@ ROWS: dict[str, Row] = {
     "ranks": lambda seed: kill_rows.ranks(seed, faults=8, streams=100),
     "disks": lambda seed: kill_rows.disks(seed, times=5, streams=100),
     "numbers": lambda seed: kill_rows.numbers(seed, streams=100),
+    "adapters": lambda seed: lora_rows.adapters(seed, 400, 20, kills=ROLES * 2),
     "cluster": lambda seed: cluster_rows.cluster(seed, count=60, streams=100),
     "nodes": lambda seed: cluster_rows.nodes(seed, count=24, streams=60),
     "poison": lambda seed: hostile_rows.poison(seed, requests=500, poisoned=20, latest=300.0),

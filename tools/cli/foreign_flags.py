@@ -141,7 +141,7 @@ ACCEPTED = (
           valued="n-gpu-layers gpu-layers split-mode"),
     Group("pages are stored as --kv-cache-dtype says, in fp8 with the scales of the checkpoint",
           "calculate-kv-scales"),
-    Group("an adapter (LoRA) says itself which modules it has; --kernels chooses how it is computed",
+    Group("an adapter (LoRA) says which modules it has; --kernels chooses how it is computed",
           valued="lora-backend max-lora-chunk-size lora-extra-vocab-size",
           lists="lora-target-modules"),
     Group("it is for another engine's plug-ins", valued="additional-config"),

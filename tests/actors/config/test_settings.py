@@ -9,6 +9,7 @@ import pytest
 
 from actorium.actors.config import sources as settings
 from actorium.actors.config import tree as configs
+from actorium.actors.config.adapter_settings import parse_lora_modules
 from actorium.actors.config.parsed_values import parse_disk_cache
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
@@ -92,6 +93,25 @@ ALIASES = [
     ("device.kernels", "torch", ["--kernels", "torch"]),
     ("runtime.name", "other", ["--name", "other"]),
 ]
+LORA = "--enable-lora"
+
+
+@pytest.mark.parametrize("words", [
+    ["--lora-modules", "a=/x", "b=/y"], ["--lora-paths", "a=/x,b=/y"],
+    ["--lora-modules", '{"name": "a", "path": "/x"}', '{"lora_name": "b", "lora_path": "/y"}'],
+    ["--lora-modules", '[{"name": "a", "path": "/x", "base_model_name": null}, '
+     '{"name": "b", "path": "/y", "pinned": false}]']])
+def test_adapters_are_named_as_other_engines_name_them(words: list[str]) -> None:
+    settings = config_of(LORA, *words).adapters
+    assert [module[:2] for module in parse_lora_modules(settings.lora_modules)] == [
+        ("a", "/x"), ("b", "/y")]
+
+
+def test_the_other_settings_of_adapters_have_two_names() -> None:
+    for words in (["--max-loras", "3", "--max-cpu-loras", "5"],
+                  ["--max-loras-per-batch", "3", "--max-loaded-loras=5"]):
+        settings = config_of(LORA, *words, "--max-lora-rank", "64").adapters
+        assert (settings.max_loras, settings.max_cpu_loras, settings.max_lora_rank) == (3, 5, 64)
 
 
 @pytest.mark.parametrize(("key", "value", "spellings"),
@@ -106,6 +126,19 @@ def test_every_spelling_sets_the_same_field(key: str, value: object,
 
 
 BAD_FLAGS = [
+    (["--max-loras", "2"], "--max-loras", "goes with --enable-lora"),
+    ([LORA, "--max-loras", "0"], "--max-loras", "between 1 and 256"),
+    ([LORA, "--max-lora-rank", "0"], "--max-lora-rank", "between 1 and 1024"),
+    ([LORA, "--max-cpu-loras", "2"], "--max-cpu-loras", "between --max-loras, which is 8, and"),
+    ([LORA, "--lora-dir", "/none/such"], "--lora-dir", "a folder that is there"),
+    ([LORA, "--lora-modules", "a=/x", "a=/y"], "--lora-modules", "'a' is given twice"),
+    ([LORA, "--lora-modules", "a="], "--lora-modules", "'a' has no path"),
+    ([LORA, "--lora-modules", "=x"], "--lora-modules", "a name of 1 to 256 characters"),
+    ([LORA, "--lora-modules", '{"name": "a"}'], "--lora-modules", "path is missing"),
+    ([LORA, "--lora-modules", '{"name": "a", "path": "/x", "pinned": true}'], "--lora-modules",
+     "'pinned' is not served"),
+    ([LORA, "--lora-modules", "[1]"], "--lora-modules", "JSON objects with name and path"),
+    ([LORA, "--lora-modules", "{"], "--lora-modules", "NAME=PATH or a JSON object"),
     (["MODEL", "--models-dir", "d"], "MODEL", "goes into the file of --models or the folder"),
     (["--models-max", "2"], "--models-max", "goes with --models-dir or --models"),
     (["--models-max", "-1", "--models-dir", "d"], "--models-max", "must not be negative"),

@@ -10,7 +10,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from helpers_adapters import MODULES, PREFIX, adapter_tensors, write_adapter
+from helpers_adapter_files import MODULES, PREFIX, adapter_tensors, write_adapter
 
 from actorium.actors.errors import BadModel
 from actorium.actors.models.adapter_files import read_adapter

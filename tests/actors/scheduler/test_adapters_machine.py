@@ -66,10 +66,10 @@ class NarrowMachine(AdapterMachine):
     adapters = AdapterConfig(enable_lora=True, max_loras=1, max_cpu_loras=1)
 
 
-@pytest.mark.parametrize("number", walks(4))
+@pytest.mark.parametrize("number", walks(2))
 def test_any_schedule_with_adapters(number: int) -> None:
     walk(AdapterMachine if number % 2 else NarrowMachine, number, 40)
 
 
 def test_enough_adapters_have_run() -> None:
-    assert SchedulerMachine.worked == 0 or AdapterMachine.adapted >= 80
+    assert SchedulerMachine.worked == 0 or AdapterMachine.adapted >= 40

@@ -24,8 +24,8 @@ from actorium.gpu.families.adapted_modules import adapter_bytes
 PROMPTS = [[5, 9, 100, 3, 77, 20], [8, 9, 10], [5, 9, 100, 3, 77, 20, 11, 12], [64, 2, 31, 7, 90]]
 NEW = 6
 FALCON_H1 = "FalconH1ForCausalLM"
-UNSERVED = ("embed", "wte", "wpe", "lm_head", "mlp.gate", "router", "shared_expert_gate", "kv_b_proj",
-            "q_b_proj", "altup", "per_layer_model")
+UNSERVED = ("embed", "wte", "wpe", "lm_head", "mlp.gate", "router", "shared_expert_gate",
+            "kv_b_proj", "q_b_proj", "altup", "per_layer_model")
 """Parts of the names of modules that cannot have adapters."""
 
 

@@ -1,5 +1,5 @@
-"""Adapters of models that are computed otherwise: exactly, by several ranks, with quantised weights,
-with drafts."""
+"""Adapters of models that are computed otherwise: exactly, by several ranks, with quantised
+weights, with drafts."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ MAX_ERROR = 4000
 """Characters of an error."""
 
 
-class AdapterReader:
+class AdapterFileReader:
     """Orders to load adapters wait here while a thread reads the files: to hash them takes a second
     for each gigabyte or so."""
 
@@ -35,18 +35,18 @@ class AdapterReader:
         """Begins to read the adapters of the configuration that are not loaded. post: wakes the
         core, from any thread."""
         self._post = post
-        for module in parse_lora_modules(self._settings.lora_modules):
-            if self._table is not None and module.name in self._table.starting:
+        for number, module in enumerate(parse_lora_modules(self._settings.lora_modules)):
+            if self._table is not None and module.name in self._table.names.starting:
+                path = Path(module.path).expanduser().absolute()
                 self.takes(AdapterOrder(b"", AdapterCall(
-                    "-", "load", module.name, str(Path(module.path).expanduser().absolute()))))
+                    f"start-{number}", "load", module.name, str(path))))
 
     def takes(self, order: AdapterOrder) -> bool:
         """Returns whether an order waits from now on."""
         if order.call.order != "load" or self._post is None:
             return False
-        again = order.client and any((other.client, other.call.rid) == (order.client, order.call.rid)
-                                     for other, _ in self._jobs)
-        if not again:
+        key = order.client, order.call.rid
+        if all((other.client, other.call.rid) != key for other, _ in self._jobs):
             work = partial(read_adapter, Path(order.call.path), self._settings.max_lora_rank)
             self._jobs.append((order, self._offload.submit(work, self._post)))
         return True
@@ -55,8 +55,13 @@ class AdapterReader:
         """Returns the orders whose files are read, or cannot be, in their order."""
         if not self._jobs:
             return []
-        ready = [_read(order, job) for order, job in self._jobs if job.done]
-        self._jobs = [(order, job) for order, job in self._jobs if not job.done]
+        jobs, self._jobs = self._jobs, []
+        ready = []
+        for order, job in jobs:
+            if job.done:  # asked once: a thread may end it at any time
+                ready.append(_read(order, job))
+            else:
+                self._jobs.append((order, job))
         return ready
 
 
