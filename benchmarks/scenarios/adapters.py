@@ -33,48 +33,55 @@ from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.worker.device import open_device
 from actorium.tools.bench.workloads import shape_dir
 
-CONTEXT = 128
-"""Tokens of each prompt."""
+CONTEXT, ROOM = 64, 192
+"""Tokens of each prompt, and what a sequence has room for."""
 
 
-class Opened(NamedTuple):
-    """A runner with sequences in all slots that are to be used."""
+class Batch(NamedTuple):
+    """Sequences of a runner that decode together."""
 
     runner: ModelRunner
     slots: np.ndarray
 
-    def decode(self, step: int) -> float:
+    def decode(self, steps: Iterator[int]) -> float:
         """Milliseconds of processor time of a step."""
-        plan, start = StepPlan(1, step, decode=self.slots.tobytes()), time.process_time_ns()
+        plan, start = StepPlan(1, next(steps), decode=self.slots.tobytes()), time.process_time_ns()
         self.runner.run(plan)
         return (time.process_time_ns() - start) / 1e6
 
 
-def opened(folder: Path, sequences: int, adapters: int, rank: int, used: int) -> Opened:
-    """adapters: 0 = none are served; used: how many the sequences have, the model by itself apart:
-    of n adapters one of n + 1 sequences has none."""
+def opened(folder: Path, slots: int, adapters: int, rank: int) -> ModelRunner:
+    """adapters: random ones, with numbers from 1; 0 = none are served."""
+    lora = AdapterConfig(enable_lora=True, max_loras=adapters, max_lora_rank=rank)
     config = Config(
         model=ModelConfig(model=str(folder), load_format="dummy", dtype="bfloat16"),
-        device=DeviceConfig(device="cpu", threads=1), memory=MemoryConfig(kv_cache_bytes=1 << 28),
-        scheduler=SchedulerConfig(max_num_seqs=sequences),
-        adapters=AdapterConfig(enable_lora=adapters > 0, **(
-            {"max_loras": adapters, "max_lora_rank": rank} if adapters else {})))
+        device=DeviceConfig(device="cpu", threads=1), memory=MemoryConfig(
+            kv_cache_bytes=1 << 32, max_total_tokens=slots * (ROOM + 16)),
+        scheduler=SchedulerConfig(max_num_seqs=slots),
+        adapters=lora if adapters else AdapterConfig())
     runner = open_device(config, 1, lambda *_: None, {}).runner
     if runner.adapters is not None:
         for number in range(1, adapters + 1):
             runner.adapters.known[1, number] = random_adapter(runner, rank, number)
-    each = -(-(CONTEXT + 512) // runner.tables.page_size)
+    return runner
+
+
+def batch(runner: ModelRunner, first: int, sequences: int, used: int) -> Batch:
+    """Sequences in slots from the first on, their prompts computed. used: adapters that they have,
+    in turn with the model by itself."""
+    each = ROOM // runner.tables.page_size
     admits, appends, extends = [], [], []
-    for slot in range(1, sequences + 1):
-        number = slot % (used + 1) if used else 0
-        admits.append(Admit(slot, np.arange(slot, slot + CONTEXT, dtype=np.int32).tobytes(),
-                            CONTEXT, 0, b"", ResolvedParams(max_tokens=500, temperature=0.0), 1,
-                            adapter=number))
+    slots = np.arange(first, first + sequences, dtype=np.int32)
+    for slot in slots.tolist():
+        tokens = np.arange(slot, slot + CONTEXT, dtype=np.int32).tobytes()
+        admits.append(Admit(slot, tokens, CONTEXT, 0, b"",
+                            ResolvedParams(max_tokens=ROOM - CONTEXT, temperature=0.0), 1,
+                            adapter=slot % (used + 1)))
         appends += [[slot, i, (slot - 1) * each + i + 1] for i in range(each)]
         extends.append([slot, CONTEXT])
     runner.run(StepPlan(1, 1, admit=admits, page_appends=np.array(appends, np.int32).tobytes(),
                         extend=np.array(extends, np.int32).tobytes()))
-    return Opened(runner, np.arange(1, sequences + 1, dtype=np.int32))
+    return Batch(runner, slots)
 
 
 def random_adapter(runner: ModelRunner, rank: int, number: int) -> HostAdapter:
@@ -96,18 +103,14 @@ def decodes(shape: str = "S06", sequences: int = 32, adapters: int = 8, rank: in
     """Steps of decodes: none served; served and none named; all of them beside the model; one."""
     with tempfile.TemporaryDirectory() as folder:
         path = shape_dir(shape, Path(folder))
-        kinds = {"none served": (0, 0), "none named": (adapters, 0),
-                 f"{adapters} beside the model": (adapters, adapters),
-                 "1 beside the model": (adapters, 1)}
-        engines = {name: opened(path, sequences, served, rank, used)
-                   for name, (served, used) in kinds.items()}
+        without = opened(path, sequences, 0, rank)
+        served = opened(path, 3 * sequences, adapters, rank)
+    kinds = {"none named": 0, "1 beside the model": 1, f"{adapters} beside the model": adapters}
+    batches = {"none served": batch(without, 1, sequences, 0)} | {
+        name: batch(served, 1 + at * sequences, sequences, used)
+        for at, (name, used) in enumerate(kinds.items())}
     steps = count(2)
-    spent = take_turns({name: partial(decode_next, own, steps) for name, own in engines.items()},
-                       turns)
+    spent = take_turns({name: partial(own.decode, steps) for name, own in batches.items()}, turns)
     least = {name: min(own) for name, own in spent.items()}
     for name, own in least.items():
         yield {"sequences have": name, "ms": own, "of none served": least["none served"] / own}
-
-
-def decode_next(own: Opened, steps: Iterator[int]) -> float:
-    return own.decode(next(steps))

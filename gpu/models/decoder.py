@@ -287,6 +287,7 @@ class Decoder(LoadedModel):
         if self.head is not None and self.norm is not None:
             self.end_part = Head(self.norm, shape.norm_eps, self.head, shape.logit_scale,
                                  shape.logit_cap, shape.layer_norm)
+        self.serves_adapters = False
         self.passes: tuple[str, ...] = ()
         """Names of those that are on."""
         self.runs: list[LayerRun] = []

@@ -111,9 +111,10 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
         model.pooler = load_pooler(shape.pooling, path, device, tensors)
     model.vision = VisionTower(shape.vision, tensors, model.ops.tower) if shape.vision else None
     model.passes = choose(model, parse_passes(config.device.passes))
-    if not config.adapters.enable_lora:
+    model.serves_adapters = config.adapters.enable_lora
+    if not model.serves_adapters:
         model.products.clear()
-    elif config.device.exact != "off":
+    elif config.device.exact == "on":
         # Of a row without an adapter others in the step would else decide how its gate is rounded.
         model.passes = tuple(own for own in model.passes if own != "gated_product")
     PassManager(model, model.passes,

@@ -305,9 +305,10 @@ class ComputeThread:
         if opened.reader is not None and opened.runner.adapters is not None:
             opened.runner.adapters.known = self._adapters.known
             self._adapters.reader = opened.reader
+            if first:
+                threading.Thread(target=self._run_guarded, args=(self._adapters.run,),
+                                 name="adapters", daemon=True).start()
         if first:
-            threading.Thread(target=self._run_guarded, args=(self._adapters.run,),
-                             name="adapters", daemon=True).start()
             self._disk = opened.disk
             if opened.disk is not None:
                 opened.disk.start(self._answer, self._run_guarded)

@@ -68,6 +68,8 @@ def departures(model: LoadedModel, asked: str) -> list[str]:
         found.append("the norms over all heads of queries and keys, which ranks share")
     if model.group.place.size > 1 and not model.group.replays:
         found.append("sums over ranks by torch's gloo")
+    if model.serves_adapters and "gated_product" in model.passes and _fuses_gates(model):
+        found.append("requests beside others with adapters, whose gates are rounded otherwise")
     if ops.uncut:
         found.append(f"bits of other numbers of ranks (weights of {', '.join(sorted(ops.uncut))})")
     if model.shape.index is not None and model.shape.index.dim > MAX_SCORED:
@@ -75,6 +77,12 @@ def departures(model: LoadedModel, asked: str) -> list[str]:
     if model.vision is not None:
         found += model.vision.ops.inexact
     return found
+
+
+def _fuses_gates(model: Decoder) -> bool:
+    mlps = [part for layer in model.layers for part in (layer.mlp,
+                                                        getattr(layer.mlp, "shared", None))]
+    return any(getattr(getattr(mlp, "gate_up", None), "fuses", False) for mlp in mlps)
 
 
 def prompts_by_torch(model: Decoder) -> str:

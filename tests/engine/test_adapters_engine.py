@@ -17,7 +17,7 @@ from actorium import Engine, SamplingParams
 from actorium.actors.client.requests import Request
 from actorium.actors.errors import BadModel
 
-NEW = 40
+NEW = 16
 GREEDY = SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True)
 PROMPTS = [[5, 9, 100, 3, 77, 20] * 4, [8, 9, 10]]
 NAMES = ["", "a", "b", "c"]
@@ -35,7 +35,7 @@ def answers(engine: Engine) -> dict[tuple[int, str], list[int]]:
     return found
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_adapters_outlive_the_worker(tmp_path: Path, ranks: int) -> None:
     path = tmp_path / "model"
     oracle = write_checkpoint(path, "LlamaForCausalLM", num_hidden_layers=2)
