@@ -34,8 +34,10 @@ for _ in range(task["runs"] + 1):
     print(json.dumps({"seconds": time.perf_counter() - began}), flush=True)
 np.save(task["out"], found)
 """
-WORDS = ("the sky is blue and grass green water stone river mountain house tree of a city people "
-         "walk under old bridges while rain falls on quiet streets").split()
+WORDS = [
+    "the", "sky", "is", "blue", "and", "grass", "green", "water", "stone", "river", "mountain",
+    "house", "tree", "of", "a", "city", "people", "walk", "under", "old", "bridges", "while",
+    "rain", "falls", "on", "quiet", "streets"]
 
 
 def texts_of(count: int, shortest: int, longest: int, seed: int = 1) -> list[str]:
