@@ -20,12 +20,13 @@ from typing import NamedTuple
 
 from actorium.actors.runtime.security import private_paths as private
 
-VERSION = 7
+VERSION = 8
 MAGIC = b"actorium ledger" + bytes((VERSION,))
-OLDER = (1, 2, 4)
+OLDER = (1, 2, 4, 7)
 """Versions that are read as well; what follows is written in segments of this one. Numbers of
-sequences had 32 bits in version 1 (`TokenBatch.sids`), version 2 had no counts, and version 4 no
-traces. One wrong bit makes of none of them another one: so there was no 3, 5 or 6."""
+sequences had 32 bits in version 1 (`TokenBatch.sids`), version 2 had no counts, version 4 no
+traces, version 7 neither pooled requests nor adapters. One wrong bit makes of none of them another
+one: so there was no 3, 5 or 6."""
 HEAD = struct.Struct("<IIB")
 CRC_OF_KIND = [zlib.crc32(bytes((kind,))) for kind in range(256)]
 SUFFIX, FINISHED = ".seg", ".told"

@@ -110,7 +110,7 @@ def test_streams_go_on_with_other_flags(engine: Engine) -> None:
     assert epochs(engine)["scheduler"] == 2
 
 
-@pytest.mark.parametrize("ledger", [7, 8])
+@pytest.mark.parametrize("ledger", [8, 11])
 @pytest.mark.slow
 def test_another_version_with_more_gateways(engine: Engine, tmp_path: Path, ledger: int) -> None:
     """Which writes the ledger as this one, or so that this one could not read it."""
@@ -123,14 +123,14 @@ def test_another_version_with_more_gateways(engine: Engine, tmp_path: Path, ledg
     again = upgrade(engine, python=python)
     assert again.returncode == 0, again.stderr
     back = under_streams(engine)
-    if ledger == 8:
-        assert back.returncode == 2 and "ledger has version 8" in back.stderr
-    assert facts(engine)["version"] == ("9.9" if ledger == 8 else __version__)
+    if ledger == 11:
+        assert back.returncode == 2 and "ledger has version 11" in back.stderr
+    assert facts(engine)["version"] == ("9.9" if ledger == 11 else __version__)
 
 
 @pytest.mark.slow
 def test_a_version_whose_actors_do_not_start(engine: Engine, tmp_path: Path) -> None:
-    python = other_version(tmp_path, "9.9", ledger=8)
+    python = other_version(tmp_path, "9.9", ledger=11)
     null = tmp_path / "tree" / "tools" / "null" / "null_worker.py"
     null.write_text(null.read_text().replace("def build(", "def build(*_: object) -> None:\n"
                                              "    raise RuntimeError('it is broken')\n\n\n"
@@ -191,7 +191,7 @@ def test_the_engine_is_stopped_meanwhile(monkeypatch: pytest.MonkeyPatch, tmp_pa
     """Whichever version is there by then drains. What is started at the step "starting" is what
     writes another version's ledger."""
     monkeypatch.setenv("PYTHONPATH", child_env()["PYTHONPATH"])
-    python = other_version(tmp_path, "9.9", ledger=8) if "starting" in fault else sys.executable
+    python = other_version(tmp_path, "9.9", ledger=11) if "starting" in fault else sys.executable
     with short_dir() as base, ThreadPoolExecutor(3) as pool, slow_engine(
             base, upgrade_fault=fault, drain_timeout=120.0) as engine:
         running = [pool.submit(ask, engine, 3, LONG) for ask in (sdk_tokens, http_tokens)]

@@ -139,10 +139,10 @@ def upgrade_under(served: Served, streams: int, start: Callable[[], list[Future[
     return results
 
 
-@pytest.mark.parametrize("ledger", [7, 8])
+@pytest.mark.parametrize("ledger", [8, 11])
 @pytest.mark.slow
 def test_fifty_streams_outlive_an_upgrade(tmp_path: Path, ledger: int) -> None:
-    python = other_version(tmp_path, "9.9", ledger=ledger) if ledger == 8 else sys.executable
+    python = other_version(tmp_path, "9.9", ledger=ledger) if ledger == 11 else sys.executable
     with serving_paced(max_num_seqs=32, exact="on",
                        responses_store=str(tmp_path / "kept.db")) as served:
         with ThreadPoolExecutor(len(STREAMS)) as pool:

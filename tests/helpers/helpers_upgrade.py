@@ -76,7 +76,7 @@ def other_version(folder: Path, release: str, **formats: int) -> str:
     _replace(tree / "actorium" / "__init__.py", r'__version__ = ".*"', f'__version__ = "{release}"')
     if "ledger" in formats:
         segments = tree / "actors" / "ledger" / "segments.py"
-        _replace(segments, r"^OLDER = \(1, 2, 4\)", "OLDER = (1, 2, 4, 7)")
+        _replace(segments, r"^OLDER = \(1, 2, 4, 7\)", "OLDER = (1, 2, 4, 7, 8)")
         _replace(segments, r"^VERSION = \d+", f"VERSION = {formats['ledger']}")
     if "wire" in formats:
         _replace(tree / "actors" / "messages.py", r"^WIRE, WIRES_READ = .*",

@@ -67,7 +67,7 @@ ROWS: dict[str, Row] = {
     "ranks": lambda seed: kill_rows.ranks(seed, faults=8, streams=100),
     "disks": lambda seed: kill_rows.disks(seed, times=5, streams=100),
     "numbers": lambda seed: kill_rows.numbers(seed, streams=100),
-    "adapters": lambda seed: lora_rows.adapters(seed, 400, 20, kills=ROLES * 2),
+    "adapters": lambda seed: lora_rows.adapters(seed, 200, 8, kills=ROLES),
     "cluster": lambda seed: cluster_rows.cluster(seed, count=60, streams=100),
     "nodes": lambda seed: cluster_rows.nodes(seed, count=24, streams=60),
     "poison": lambda seed: hostile_rows.poison(seed, requests=500, poisoned=20, latest=300.0),

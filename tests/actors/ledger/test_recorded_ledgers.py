@@ -16,7 +16,7 @@ from actorium.actors.scheduler.request_state import choice_seed
 from actorium.tools.null.null_worker import VOCAB, next_token
 
 DATA = Path(__file__).parents[2] / "data"
-RECORDED = (4, 7)
+RECORDED = (4, 7, 8)
 """Versions of which there is one. Record one before the version is counted up: the older ones of
 `OLDER` are read by tests that write them."""
 
