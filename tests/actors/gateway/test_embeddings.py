@@ -120,7 +120,8 @@ def test_an_error_says_which_input_it_is_of() -> None:
     engine = PooledEngine("embed")
     engine.failing[2] = ContextOverflow("prompt: is too long", "prompt")
     answer = post(engine, "/v1/embeddings", {"input": ["a", "b", "c"]})
-    assert answer.json()["error"]["message"] == "input[2]: is too long"
+    error = answer.json()["error"]
+    assert (error["message"], error["param"]) == ("input[2]: is too long", "input")
     engine.failing = {0: ContextOverflow("prompt: is too long", "prompt")}
     assert refusal({"input": "a"}, engine=engine) == "input: is too long"
     engine.failing = {0: QueueFull("the queue is full")}
