@@ -248,15 +248,18 @@ def check_params(params: SamplingParams) -> SamplingParams:
 def check_pooling(request: Request) -> PoolingParams | None:
     """Returns the pooling parameters of a request. Raises `InvalidRequest` naming the field."""
     pooling = request.pooling
+    if not isinstance(pooling, PoolingParams | None):
+        raise InvalidRequest(f"pooling: must be PoolingParams, got {type(pooling).__name__}",
+                             "pooling")
+    if not isinstance(request.text_pair, str | None):
+        raise InvalidRequest(f"text_pair: must be text, got {type(request.text_pair).__name__}",
+                             "text_pair")
     if request.text_pair is not None and (
             not isinstance(request.prompt, str) or pooling is None or pooling.task != "classify"):
         raise InvalidRequest("text_pair: with a prompt of text and pooling for classify",
                              "text_pair")
     if pooling is None:
         return None
-    if not isinstance(pooling, PoolingParams):
-        raise InvalidRequest(f"pooling: must be PoolingParams, got {type(pooling).__name__}",
-                             "pooling")
     if (request.params or DEFAULT_PARAMS) != DEFAULT_PARAMS:
         raise InvalidRequest("params: nothing is sampled where pooling is asked for", "params")
     try:

@@ -71,6 +71,8 @@ BURST = 1 << 15
 """Characters of prompts handled in one go, at about a microsecond each, before the loop turns. Each
 message counts as `EACH` more."""
 EACH = 64
+OPERATIONS = {"embed": "embeddings", "token_embed": "embeddings"}
+"""What OpenTelemetry calls tasks of pooling."""
 SUBMIT_AGAIN = 0.5
 """Seconds for which a resent Generate counts as one that had to queue. Later it is submitted anew,
 since the scheduler may have died with it; the scheduler drops duplicates."""
@@ -368,9 +370,12 @@ class TokenizerCore(Core):
         message = entry.message
         trace = message.trace or new_trace(entry.client, message.rid.encode(),
                                            repr(entry.now).encode())
-        return msgspec.structs.replace(
-            trace, operation="text_completion" if message.messages is None else "chat"
-        ) if trace.sampled else None
+        if not trace.sampled:
+            return None
+        operation = "text_completion" if message.messages is None else "chat"
+        if message.pooling is not None:
+            operation = OPERATIONS.get(message.pooling.task, "classify")
+        return msgspec.structs.replace(trace, operation=operation)
 
     def _remember(self, key: tuple[bytes, str], tokens: int, now: float) -> None:
         self._known[key] = tokens, now

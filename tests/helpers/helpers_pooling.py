@@ -22,7 +22,7 @@ def write_classifier(path: Path, architecture: str, **options: Any) -> Any:
     """A random checkpoint of a class that makes scores; returns transformers' model."""
     import transformers
 
-    family = architecture.partition("For")[0]
+    family = architecture.partition("For")[0].removesuffix("Text")
     config = tiny_config(f"{family}ForCausalLM", **{"pad_token_id": 0, **options})
     torch.manual_seed(3)
     model = getattr(transformers, architecture)(config).eval()

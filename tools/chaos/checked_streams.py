@@ -18,11 +18,11 @@ import numpy as np
 
 from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.client.calls import AsyncDeltaStream
-from actorium.actors.client.requests import StreamDelta
+from actorium.actors.client.requests import Request, StreamDelta
 from actorium.actors.errors import ActoriumError
-from actorium.actors.params import SamplingParams
+from actorium.actors.params import PoolingParams, ResolvedPooling, SamplingParams
 from actorium.actors.scheduler.request_state import choice_seed
-from actorium.tools.null.null_worker import VOCAB, hash_tokens
+from actorium.tools.null.null_worker import VOCAB, hash_tokens, pooled_tokens
 
 NEW = 3.0
 """Seconds after a fault in which a new request counts as affected by it."""
@@ -95,6 +95,8 @@ class CheckedRequest:
 
     prompt: list[int]
     params: SamplingParams
+    pooling: PoolingParams | None = None
+    """A vector is wanted, not a completion."""
     begun: float = 0.0
     last: float = 0.0
     """When something new last arrived."""
@@ -109,6 +111,8 @@ class CheckedRequest:
         self._expected = [self._tokens_of(index) for index in range(self.params.n)]
 
     def _tokens_of(self, index: int) -> list[int]:
+        if self.pooling is not None:
+            return []
         most, seed = self.params.max_tokens, self.params.seed
         assert most is not None and seed is not None
         places = np.arange(len(self.prompt), len(self.prompt) + most, dtype=np.uint64)
@@ -130,7 +134,11 @@ class CheckedRequest:
             self._check_end(delta, len(have), len(expected))
 
     def _check_end(self, delta: StreamDelta, got: int, wanted: int) -> None:
-        if delta.finish_reason != "length":
+        if self.pooling is not None:
+            want = pooled_tokens(np.array(self.prompt, np.int32), ResolvedPooling("embed"))
+            if delta.finish_reason != "stop" or delta.pooled != want:
+                self.wrong.append(f"ended with {delta.finish_reason} and another vector")
+        elif delta.finish_reason != "length":
             self.wrong.append(f"ended with {delta.finish_reason} after {got} of {wanted} tokens")
         elif got != wanted:
             self.wrong.append(f"ended with {got} tokens instead of {wanted}")
@@ -143,8 +151,11 @@ class CheckedRequest:
 
 
 class RequestMaker:
-    def __init__(self, seed: int, tokens: tuple[int, int], prompt: int = 200) -> None:
-        """tokens: shortest and longest completion; prompt: longest prompt."""
+    def __init__(self, seed: int, tokens: tuple[int, int], prompt: int = 200,
+                 pooled: float = 0.0) -> None:
+        """tokens: shortest and longest completion; prompt: longest prompt; pooled: share of the
+        requests that are for vectors."""
+        self._pooled = pooled
         self._random = random.Random(seed)
         self._tokens, self._longest = tokens, prompt
         self._shared = [self._random.randrange(CLEAN) for _ in range(prompt)]
@@ -155,6 +166,8 @@ class RequestMaker:
         shared = self._shared[:chance.randrange(self._longest)] if chance.random() < 0.5 else []
         own = [chance.randrange(CLEAN) for _ in range(1 + chance.randrange(self._longest // 2))]
         prompt = [*shared, *own, *([] if poison is None else [poison])]
+        if poison is None and self._pooled and chance.random() < self._pooled:
+            return CheckedRequest(prompt, SamplingParams(), PoolingParams(task="embed"))
         return CheckedRequest(prompt, SamplingParams(
             max_tokens=chance.randint(*self._tokens), seed=chance.getrandbits(62),
             n=2 if chance.random() < 0.05 and poison is None else 1, ignore_eos=True))
@@ -196,7 +209,8 @@ class Traffic:
         want.number = self.tally.requests
         want.begun = want.last = monotonic()
         self.live[want.number] = want
-        stream = client.stream(want.prompt, want.params)
+        stream = AsyncDeltaStream(client, Request(prompt=want.prompt, params=want.params,
+                                                  pooling=want.pooling))
         try:
             async with asyncio.timeout(self._latest):
                 await self._read(stream, want)

@@ -170,7 +170,7 @@ class FaultPlayer:
 async def drive(made: Rig, faults: Sequence[Fault], streams: int, seed: int,
                 player: Callable[..., FaultPlayer] | None = None) -> tuple[Traffic, FaultPlayer]:
     """Runs streams through faults, each to its end. player: of faults of other kinds, too."""
-    traffic = Traffic(RequestMaker(seed, TOKENS), Gaps(), aborts=0.03)
+    traffic = Traffic(RequestMaker(seed, TOKENS, pooled=0.15), Gaps(), aborts=0.03)
     striker, over = (player or FaultPlayer)(made, traffic, faults), asyncio.Event()
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(

@@ -20,7 +20,7 @@ from actorium.actors.core import Context
 from actorium.actors.ledger.ledger import Ledger
 from actorium.actors.ledger.records import META, LedgerMeta
 from actorium.actors.messages import Admit, StepPlan, StepResult, Submit
-from actorium.actors.params import ResolvedParams, TextParams
+from actorium.actors.params import ResolvedParams, ResolvedPooling, TextParams
 from actorium.actors.recorder import recording as files
 from actorium.actors.recorder.recorder import plan_checksum
 from actorium.actors.recorder.recording import BadRecording, Recording
@@ -122,6 +122,21 @@ def test_the_same_plans_come_out_again(tmp_path: Path, kind: str, seed: int) -> 
     again = assert_replays(tmp_path, ring.sent)
     assert [bare(plan) for plan in again] == [bare(plan) for plan in ring.sent]
     assert sum(a.cached_len for plan in again for a in plan.admit) > 0, "prefixes were shared"
+
+
+def test_vectors_are_left_out_and_plans_come_out_again(tmp_path: Path) -> None:
+    """Beside completions, whose rows are told apart from prompts that are pooled."""
+    ring = Taped(tmp_path, with_recorder(config(chunk=40, force_preempt=7)))
+    for number in range(40):
+        own = None if number % 3 else ResolvedPooling("embed", every_row=number % 2 > 0)
+        ring.submit([7] * 20 + list(range(3 * number)), max_tokens=1 if own else 9, pooling=own)
+        if number % 8 == 7:
+            ring.run(random.Random(number))
+    ring.run()
+    assert_replays(tmp_path, ring.sent)
+    pooled = [heard.pooled for heard in ring.heard.values() if heard.pooled is not None]
+    written = (tmp_path / "scheduler.tape0").read_bytes()
+    assert len(pooled) == 14 and not any(own.data in written for own in pooled)
 
 
 def test_numbers_of_sequences_go_on_from_the_ledger(tmp_path: Path) -> None:

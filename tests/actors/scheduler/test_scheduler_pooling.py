@@ -114,3 +114,23 @@ def test_a_result_pools_what_was_planned_or_is_refused(slot: int, pooled: list[A
     ring.work()
     with pytest.raises(BadResult, match=rf"slots \[{slot}\] are pooled"):
         ring.tell(msgspec.structs.replace(ring.results.popleft(), pooled=pooled))
+
+
+def test_a_deadline_ends_one_that_waits_and_one_that_runs() -> None:
+    ring = Ring(config(seqs=1, chunk=16))
+    rids = [ring.submit(100, pooling=LAST, deadline=ring.now + 1.0) for _ in range(2)]
+    ring.wake()
+    ring.work()
+    ring.now += 2.0
+    ring.run()
+    assert [ring.of(rid)[0].reason for rid in rids] == ["deadline", "deadline"]
+    ring.assert_at_rest()
+
+
+def test_the_higher_priority_goes_first() -> None:
+    ring = Ring(config(seqs=1, policy="priority"))
+    low, high = (ring.submit(20, pooling=LAST, priority=priority) for priority in (0, 3))
+    ring.run()
+    assert_whole(ring)
+    first = next(plan.admit[0] for plan in ring.sent if plan.admit)
+    assert first.tokens == ring.submits[high].prompt != ring.submits[low].prompt

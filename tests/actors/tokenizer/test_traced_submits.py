@@ -12,7 +12,7 @@ from helpers_text import context, loaded, write_model
 from actorium.actors.client.requests import Request, encode_request
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import ChatMessage, Generate, Submit, TraceContext
-from actorium.actors.params import SamplingParams
+from actorium.actors.params import PoolingParams, SamplingParams
 from actorium.actors.tokenizer.core import TokenizerCore
 
 TRACE = TraceContext(bytes(range(16)), bytes(range(1, 9)))
@@ -40,6 +40,8 @@ def test_the_callers_trace_goes_on(model: Path) -> None:
         TRACE, operation="text_completion")
     chat = submitted(model, messages=[ChatMessage("user", "hi")], trace=TRACE)
     assert chat is not None and chat.operation == "chat"
+    vector = submitted(model, text="hi", trace=TRACE, pooling=PoolingParams(task="embed"))
+    assert vector is not None and vector.operation == "embeddings"
 
 
 def test_a_request_without_one_begins_one(model: Path) -> None:

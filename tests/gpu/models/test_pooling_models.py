@@ -81,7 +81,8 @@ def test_dense_layers_lie_in_folders_of_their_own(tmp_path: Path) -> None:
     ("Qwen3ForSequenceClassification", {"num_labels": 4,
                                         "problem_type": "multi_label_classification"}),
     ("MistralForSequenceClassification", {"num_labels": 1, "problem_type": "regression"}),
-    ("Gemma2ForSequenceClassification", {"num_labels": 5, "head_dim": 32})])
+    ("Gemma2ForSequenceClassification", {"num_labels": 5, "head_dim": 32}),
+    ("Gemma3TextForSequenceClassification", {"num_labels": 2, "sliding_window": 8})])
 def test_scores_of_a_prompt(tmp_path: Path, architecture: str, options: dict[str, Any]) -> None:
     model = write_classifier(tmp_path, architecture, **options)
     want = [logits(model, ids)[0] for ids in PROMPTS]
