@@ -216,6 +216,7 @@ def test_sglangs_shape() -> None:
     assert embed({"input_ids": [[5, 6]]}, "/encode")[0]["embedding"] == vector([5, 6])
     for body, message in (({"text": "a", "image_data": ["x"]}, "image_data: not supported"),
                           ({}, "text: exactly one of text and input_ids"),
+                          ({"text": TEXTS, "rid": ["a"]}, "rid: one for each prompt: 3, got 1"),
                           ({"text": "a", "none": 1}, "none: there is no such field")):
         assert refusal(body, "/encode").startswith(message)
 
