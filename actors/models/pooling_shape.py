@@ -133,11 +133,6 @@ def read_pooling(path: Path, raw: dict[str, Any], model: ModelConfig) -> Pooling
     return _overridden(found, model.pooler_config)
 
 
-def pooling_only(raw: dict[str, Any]) -> bool:
-    """Whether the class that a config.json names generates nothing."""
-    return _class_parts(architecture(raw)) is not None
-
-
 def generating_class(name: str) -> str:
     """The class that has the layers of a class for pooling alone: Qwen3ForCausalLM of
     Qwen3ForSequenceClassification, BertModel of BertForMaskedLM; of others the name itself."""
@@ -368,17 +363,18 @@ def _prompts(path: Path) -> tuple[tuple[str, str], ...]:
 # --- settings ------------------------------------------------------------------------------------
 
 def _overridden(shape: PoolingShape, given: dict[str, Any]) -> PoolingShape:
-    """The shape with vLLM's pooler config."""
+    """The shape with vLLM's pooler config, in which `activation` and `softmax` are earlier names of
+    `use_activation`."""
     changes: dict[str, Any] = {}
-    for name, value in given.items():
-        if name in ("pooling_type", "seq_pooling_type"):
-            changes["kind"] = value.lower()
-        elif name == "normalize":
-            changes["normalize"] = value
-        else:  # use_activation, or an earlier name of it
-            changes["activation"] = shape.activation if value else "none"
-            if value and shape.activation == "none" and shape.head:
-                changes["activation"] = "softmax" if shape.scores > 1 else "sigmoid"
-            if not shape.head:
-                changes = {**changes, "normalize": value, "activation": "none"}
+    if kind := given.get("seq_pooling_type", given.get("pooling_type")):
+        changes["kind"] = kind.lower()
+    on = given.get("use_activation", given.get("activation", given.get("softmax")))
+    if on is not None and not shape.head:
+        changes["normalize"] = on
+    elif on is not None:
+        usual = "softmax" if shape.scores > 1 else "sigmoid"
+        changes["activation"] = "none" if not on else usual if shape.activation == "none" \
+            else shape.activation
+    if "normalize" in given:
+        changes["normalize"] = given["normalize"]
     return replace(shape, **changes)

@@ -146,6 +146,14 @@ class SequenceState:
         return self.request.submit.pooling is not None
 
     @property
+    def wants_rows(self) -> bool:
+        """What the model gives for each token of the prompt is wanted, so that none may come from
+        the prefix cache."""
+        submit = self.request.submit
+        return submit.params.prompt_logprobs >= 0 or (
+            submit.pooling is not None and submit.pooling.every_row)
+
+    @property
     def end(self) -> int:
         """Tokens, prompt included, at which it ends with `length`."""
         return self.prompt_len + self.request.params.max_tokens

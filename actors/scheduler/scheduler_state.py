@@ -244,9 +244,7 @@ class SchedulerState:
         """Returns the cached prefix of a waiting sequence, which leaves at least a token to
         compute."""
         kv_cache, tree = self.kv_cache, self.kv_cache.tree
-        pooling = sequence.request.submit.pooling
-        if tree is None or sequence.request.params.prompt_logprobs >= 0 or (
-                pooling is not None and pooling.every_row):
+        if tree is None or sequence.wants_rows:
             return None
         if sequence.match_version != kv_cache.version or sequence.pending:
             key = self._key(sequence)

@@ -68,7 +68,7 @@ def pool_rows(pooler: Pooler, rows: Sequence[PooledRows], normed: Tensor,
     Returns slots and shapes of what is complete, and its numbers, f32, flat, in the same order;
     None where nothing is.
     """
-    complete: dict[ResolvedPooling, list[tuple[int, Tensor]]] = {}
+    complete: dict[tuple[str, int, bool], list[tuple[int, Tensor]]] = {}
     shapes: Shapes = []
     parts: list[Tensor] = []
     for own, chunk in zip(rows, normed.split([each.rows for each in rows]), strict=True):
@@ -87,9 +87,11 @@ def pool_rows(pooler: Pooler, rows: Sequence[PooledRows], normed: Tensor,
             pooled = torch.stack(prompt.parts).sum(0)
             if pooler.shape.kind == "mean":
                 pooled = pooled / prompt.length
-            complete.setdefault(pooling, []).append((own.slot, pooled))
-    for pooling, several in complete.items():
-        found = pooler.finish(torch.stack([pooled for _, pooled in several]), pooling)
+            alike = pooling.task, pooling.dimensions, pooling.activation
+            complete.setdefault(alike, []).append((own.slot, pooled))
+    for several in complete.values():
+        found = pooler.finish(torch.stack([pooled for _, pooled in several]),
+                              prompts[several[0][0]].pooling)
         shapes += [(slot, [found.shape[1]]) for slot, _ in several]
         parts.append(found.reshape(-1))
     return (shapes, torch.cat(parts)) if parts else None
@@ -100,5 +102,6 @@ def _part(kind: PoolingKind, own: PooledRows, chunk: Tensor) -> Tensor | None:
     if kind == "mean":
         return chunk.float().sum(0)
     if kind == "cls":
-        return chunk[0].float() if own.start == 0 else None
+        # A copy: a view would keep all the step's rows.
+        return chunk[0].to(torch.float32, copy=True) if own.start == 0 else None
     return chunk[-1].float() if own.ends else None
