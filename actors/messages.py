@@ -90,8 +90,8 @@ class TraceContext(Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     state: TraceState = ""
     """`tracestate`, as the caller has sent it."""
     operation: Short = ""
-    """chat | text_completion | embeddings | classify: what OpenTelemetry calls it, but for the last;
-    the tokenizer sets it."""
+    """chat | text_completion | embeddings: what OpenTelemetry calls it; or classify. The tokenizer
+    sets it."""
 
 
 # --- client -> tokenizer (front) -----------------------------------------------------------------

@@ -22,8 +22,8 @@ class EncoderHead(NamedTuple):
 
 
 ENCODERS = {
-    **dict.fromkeys(("Bert", "Roberta", "XLMRoberta", "Camembert", "NomicBert", "Gte", "New"),
-                    EncoderHead()),
+    **dict.fromkeys(("Bert", "Roberta", "XLMRoberta", "Camembert", "MPNet", "NomicBert", "Gte",
+                     "New"), EncoderHead()),
     "DistilBert": EncoderHead("relu"), "EuroBert": EncoderHead("gelu"),
     "ModernBert": EncoderHead("gelu", tokens=True, biased=False, norm=True),
 }

@@ -19,7 +19,7 @@ POSITION_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_lengt
 UNUSED_POSITIONS = 2
 """Rows before the first position's in the tables of RoBERTa and its kin, which their configs
 count."""
-WITH_UNUSED = ("Roberta", "XLMRoberta", "Camembert")
+WITH_UNUSED = ("Roberta", "XLMRoberta", "Camembert", "MPNet")
 """What the names of their classes begin with."""
 
 
@@ -124,6 +124,7 @@ MODEL_TYPES = {
     "camembert": ModelClass("CamembertModel", 510),
     "xlm-roberta": ModelClass("XLMRobertaModel", 510),
     "distilbert": ModelClass("DistilBertModel", 512),
+    "mpnet": ModelClass("MPNetModel", 510),
     "nomic_bert": ModelClass("NomicBertModel", 2048),
     "gte": ModelClass("GteModel", 8192),
     "new": ModelClass("NewModel", 8192),

@@ -204,11 +204,12 @@ def _of_scoring_encoder(where: Path, raw: dict[str, Any], hidden: int, labels: t
     if own.tokens or not tokens:
         eps = raw.get("norm_eps", 1e-5)
         if not isinstance(eps, float) or not 0 < eps < 1:
-            raise BadModel(f"{where}: norm_eps: must be between 0 and 1, got {shown(eps)}", "model")
-        norm = NormShape("head.norm", hidden, raw.get("norm_bias") is True, eps) if own.norm else None
+            raise BadModel(f"{where}: norm_eps: must be between 0 and 1, got {shown(eps)}",
+                           "model")
+        norm = NormShape("head.norm", hidden, raw.get("norm_bias") is True, eps)
         layers.insert(0, DenseShape("head.dense", hidden, hidden,
                                     own.biased or raw.get("classifier_bias") is True,
-                                    own.activation, norm=norm))
+                                    own.activation, norm=norm if own.norm else None))
     return PoolingShape(
         tasks=("token_classify",) if tokens else ("classify",), width=hidden, labels=labels,
         head=tuple(layers), kind="cls" if tokens else POOLED[named],

@@ -1,6 +1,7 @@
 """Readers of encoders, whose tokens attend to both sides, and which embed and classify.
 
-- BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT: learned positions, norms behind the sums.
+- BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, MPNet: learned positions, norms behind the
+  sums; MPNet's scores depend on distance, too.
 - Nomic BERT, GTE: rotated, with a gate.
 - ModernBERT: rotated, with a gate, norms before what they are for; windows in most layers.
 - EuroBERT: Llama, but for that.
@@ -38,6 +39,8 @@ BERT: dict[str, Any] = {
 """What a config of BERT leaves out, as in transformers."""
 ROBERTA = {**BERT, "vocab_size": 50_265}
 """The same of RoBERTa and its kin."""
+BUCKETS = 32
+"""Of distances, of MPNet, whatever its config says."""
 DISTILBERT = {**BERT, "activation": "gelu"}
 """The same of DistilBERT."""
 DISTILBERT_FIELDS = {"hidden_size": "dim", "num_hidden_layers": "n_layers",
@@ -78,6 +81,15 @@ def roberta(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of the config of RoBERTa, XLM-RoBERTa and CamemBERT."""
     Fields(raw, where).only(pad_token_id=UNUSED_POSITIONS - 1)  # positions begin behind it
     return _learned(raw, where, _read(raw, where, dtype, ROBERTA))
+
+
+def mpnet(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of MPNet's config."""
+    raw = completed(raw, {"vocab_size": 30_527, "relative_attention_num_buckets": BUCKETS})
+    get = Fields(raw, where)
+    get.only(pad_token_id=UNUSED_POSITIONS - 1, relative_attention_num_buckets=BUCKETS)
+    shape = _learned(raw, where, _read(raw, where, dtype, ROBERTA))
+    return replace(shape, token_types=0, distance_buckets=BUCKETS)
 
 
 def distilbert(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
@@ -172,6 +184,7 @@ def _learned(raw: dict[str, Any], where: Path, shape: ModelShape) -> ModelShape:
 READERS: dict[str, tuple[ConfigReader, Renames]] = {
     "Bert": (bert, ENCODER), "DistilBert": (distilbert, ENCODER),
     **dict.fromkeys(("Roberta", "XLMRoberta", "Camembert"), (roberta, ROBERTA_NAMES)),
-    "NomicBert": (nomic_bert, ENCODER), **dict.fromkeys(("Gte", "New"), (gte, ENCODER)),
+    "MPNet": (mpnet, ROBERTA_NAMES), "NomicBert": (nomic_bert, ENCODER),
+    **dict.fromkeys(("Gte", "New"), (gte, ENCODER)),
     "ModernBert": (modernbert, ENCODER), "EuroBert": (eurobert, ENCODER)}
 """Of `encoders.ENCODERS`: the reader of their configs, what their checkpoints call tensors."""

@@ -106,6 +106,9 @@ class ModelShape:
     bidirectional: bool = False
     """Each token attends to all tokens of its prompt, or to those that are less than its layer's
     window away, on both sides: a prompt is computed in one step, and nothing is kept in pages."""
+    distance_buckets: int = 0
+    """Of a bidirectional model: rows of a table of what each head adds to scores, by how far apart
+    tokens are; 0 = there is none."""
     post_norms: bool = False
     """Norms come behind the sums of what a mixer, or an MLP, gives and takes."""
     first_norm: bool = True

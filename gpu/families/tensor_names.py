@@ -67,13 +67,16 @@ OPT: Renames = (
     (r"\.fc2\.", ".mlp.down_proj."))
 ENCODER: Renames = (
     (r"\.gamma$", ".weight"), (r"\.beta$", ".bias"),
-    (r"^((bert|roberta|distilbert|nomic_bert|new|gte|electra)\.)+", ""),
+    (r"^((bert|roberta|distilbert|mpnet|nomic_bert|new|gte)\.)+", ""),
     (r"^embeddings\.(word|tok)_embeddings\.", "model.embed_tokens."),
     (r"^model\.embed_tokens\.tok_embeddings\.", "model.embed_tokens."),
     (r"^(embeddings|model\.embed_tokens)\.norm\.", "model.embed_norm."),
     (r"^(embeddings\.LayerNorm|emb_ln)\.", "model.embed_norm."),
     (r"^embeddings\.position_embeddings\.", "model.embed_positions."),
     (r"^embeddings\.token_type_embeddings\.", "model.embed_token_types."),
+    (r"^encoder\.relative_attention_bias\.", "model.distances."),
+    (r"\.attention\.attn\.([qkvo])\.", r".self_attn.\1_proj."),
+    (r"\.attention\.LayerNorm\.", ".post_attention_layernorm."),
     (r"^((encoder|transformer)\.)?layers?\.", "model.layers."),
     (r"^(model\.)?final_norm\.", "model.norm."),
     (r"\.attention\.(self\.)?(?=(query|key|value|[qkv]_lin)\.)", ".self_attn."),

@@ -26,6 +26,8 @@ POSITIONS = "model.embed_positions.weight"
 """The table of learned positions."""
 TYPES = "model.embed_token_types.weight"
 """The table of token types."""
+DISTANCES = "model.distances.weight"
+"""What heads add to scores by distance, which all layers share."""
 TOKEN_TABLE, TOKEN_PROJECTION, TOKEN_NORM = (
     "model.embed_tokens_per_layer", "model.per_layer_model_projection",
     "model.per_layer_projection_norm")
@@ -139,6 +141,8 @@ def embedding_and_head_tensors(s: ModelShape) -> list[TensorSpec]:
         specs.append(TensorSpec(POSITIONS, (s.learned_positions, s.hidden)))
     if s.token_types:
         specs.append(TensorSpec(TYPES, (s.token_types, s.hidden)))
+    if s.distance_buckets:
+        specs.append(TensorSpec(DISTANCES, (s.distance_buckets, s.heads)))
     if (given := s.token_inputs) is not None:
         specs += [TensorSpec(f"{TOKEN_TABLE}.weight", (given.vocab, s.token_width)),
                   *linear_tensors(TOKEN_PROJECTION, s.token_width, s.hidden),

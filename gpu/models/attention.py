@@ -181,8 +181,9 @@ class PromptAttention(Attention):
             kv = kv.new_empty(kv.shape)
             self.ops.rotate_write(heads, s.heads, self.norm, s.norm_eps, step.ropes[self.rope], kv,
                                   torch.arange(len(p), device=p.device))
-        y = self.ops.attend_prompts(q, kv, step.prompts, s.attention_scale, self.window)
-        y = y.view(len(p), s.q_size)
+        y = self.ops.attend_prompts(q, kv, step.prompts, s.attention_scale, self.window,
+                                    step.distances)
+        y = y.reshape(len(p), s.q_size)
         if rows is not None:
             return y.index_select(0, rows)
         return y if out is None else out.copy_(y)

@@ -16,6 +16,7 @@ from actorium.gpu.attention.backend_choice import StepAttention
 from actorium.gpu.families.architectures import mtp_names
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.tensor_specs import (
+    DISTANCES,
     EMBED,
     EMBED_NORM,
     FINAL_NORM,
@@ -50,6 +51,7 @@ from actorium.kernels.backends import select_ops
 from actorium.kernels.grouped_rows import RowLookup
 from actorium.kernels.inputs import HiddenStream, InputForm, settled
 from actorium.kernels.linear import Linear
+from actorium.kernels.reference.prompt_attention import distance_table
 from actorium.kernels.reference.rope import axis_rows, rope_rows
 
 
@@ -266,6 +268,10 @@ class Decoder(LoadedModel):
         whole = LayerWeights(tensors, "", self.ops, shape.norm_plus_one, group, device=device)
         # The largest first: what a layer is made of lies beside what was made before.
         self.embed, self.head = embedding_and_head(whole, shape)
+        self.distances: Tensor | None = None
+        """[heads, 2 * max_model_len - 1], see `distance_table`."""
+        if shape.distance_buckets:
+            self.distances = distance_table(whole.pop(DISTANCES), shape.max_model_len)
         self.layers = [self.load_layer(whole.under(layer_prefix(i)), i)
                        for i in range(shape.layers)]
         self.norm = whole.norm_of(shape, FINAL_NORM, device) if shape.final_norm else None
@@ -359,8 +365,8 @@ class Decoder(LoadedModel):
         s, groups = self.shape, self.group_contexts(batches, pools)
         if s.bidirectional:
             lengths = [row.count for row in batches[0].extends]
-            return ForwardContext(ropes, groups, None, [], self.ops.prompt_rows(lengths,
-                                                                                self.device))
+            return ForwardContext(ropes, groups, None, [],
+                                  self.ops.prompt_rows(lengths, self.device), self.distances)
         if recurrent is None or s.recurrence is None:
             return ForwardContext(ropes, groups, None, [])
         states = StatePlan(recurrent.rows, s.recurrence.width, self.device)

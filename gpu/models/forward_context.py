@@ -62,6 +62,8 @@ class ForwardContext:
     """Of each recurrent layer."""
     prompts: Any = None
     """Where the prompts of a bidirectional model lie: see `TorchOps.prompt_rows`."""
+    distances: Tensor | None = None
+    """What heads add to scores by distance; see `prompt_attention.attend_prompts`."""
 
 
 class StatePlan:

@@ -65,15 +65,15 @@ def load_pooler(shape: PoolingShape, path: Path, device: torch.device,
                 tensors: WeightTensors) -> Pooler:
     """path: of the checkpoint; tensors: those of its own folder, of which the head's are taken out.
     Raises `BadModel`."""
-    def taken(own: DenseShape | NormShape) -> list[Tensor]:
-        return [materialised(tensors.pop(f"{own.name}.{part}")) for part, _ in own.tensors]
+    def taken(shape: DenseShape | NormShape) -> list[Tensor]:
+        return [materialised(tensors.pop(f"{shape.name}.{part}")) for part, _ in shape.tensors]
 
-    def normed(own: NormShape | None) -> Callable[[Tensor], Tensor]:
-        if own is None:
+    def normed(norm: NormShape | None) -> Callable[[Tensor], Tensor]:
+        if norm is None:
             return _ACTIVATIONS["none"]
-        weight, *bias = taken(own)
-        return partial(functional.layer_norm, normalized_shape=(own.width,), weight=weight,
-                       bias=bias[0] if bias else None, eps=own.eps)
+        weight, *bias = taken(norm)
+        return partial(functional.layer_norm, normalized_shape=(norm.width,), weight=weight,
+                       bias=bias[0] if bias else None, eps=norm.eps)
 
     head = [DenseLayer(layer.activation, *taken(layer), norm=normed(layer.norm))
             for layer in shape.head]
@@ -83,16 +83,16 @@ def load_pooler(shape: PoolingShape, path: Path, device: torch.device,
 
 def _dense(layer: DenseShape, folder: Path, device: torch.device) -> DenseLayer:
     """A dense layer that lies in a folder of its own."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for file in checkpoint_files(folder):
         try:
-            found |= load_file(folder / file)
+            tensors |= load_file(folder / file)
         except SafetensorError as error:
             raise unreadable(folder / file, error) from None
-    own: list[Tensor] = []
+    parts: list[Tensor] = []
     for part, size in layer.tensors:
         name = f"{layer.name}.{part}"
-        if name not in found or found[name].shape != size:
+        if name not in tensors or tensors[name].shape != size:
             raise BadModel(f"{folder}: {name}: must be there, of shape {list(size)}")
-        own.append(found[name].to(device, torch.float32))
-    return DenseLayer(layer.activation, *own)
+        parts.append(tensors[name].to(device, torch.float32))
+    return DenseLayer(layer.activation, *parts)

@@ -144,6 +144,9 @@ def _load(config: Config, epoch: int, device: torch.device, report: ReportPhase,
     max_drafts(config, shape)
     check_positions(config, shape, available_memory())
     check_tiers(config, shape)
+    if shape.bidirectional and config.memory.kv_cache_dtype != "auto":
+        raise BadConfig(f"kv_cache_dtype: {config.memory.kv_cache_dtype}: nothing is kept of "
+                        "prompts whose tokens attend to both sides", "memory.kv_cache_dtype")
     if device.type == "cuda" and not (
             config.device.disable_custom_all_reduce or config.device.kernels == "torch"
             or triton_fault(device)):

@@ -82,6 +82,8 @@ def prompts_by_torch(model: Decoder) -> str:
     shape, ops = model.shape, model.ops
     if not isinstance(ops, NativeOps) or not ops.attends_prompts(shape.head_dim):
         return f"heads of {shape.head_dim} numbers"
+    if shape.distance_buckets:
+        return "scores that depend on distance"
     return "windows" if any(0 < own < shape.max_model_len for own in shape.windows) else ""
 
 

@@ -52,6 +52,7 @@ def check_tiers(config: Config, shape: ModelShape) -> None:
             (memory.host_cache > available_memory(), "is more than this machine's memory, or than "
              "a limit of it"),
             (not memory.prefix_cache, "needs the prefix cache"),
+            (shape.bidirectional, "nothing is kept of prompts whose tokens attend to both sides"),
             (takes_media(config), "a model that takes images or videos is not supported")):
         if cannot:
             raise BadConfig(f"{flag}: {why}", f"memory.{flag}")

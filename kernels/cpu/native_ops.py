@@ -256,9 +256,10 @@ class NativeOps(TorchOps):
         return NativePrompts(lengths, device)
 
     def attend_prompts(self, q: Tensor, kv: Tensor, prompts: NativePrompts, scale: float,
-                       window: int = 0) -> Tensor:
-        if not self.attends_prompts(q.shape[2]) or 0 < window < prompts.longest:
-            return super().attend_prompts(q, kv, prompts.rows, scale, window)
+                       window: int = 0, distances: Tensor | None = None) -> Tensor:
+        if not self.attends_prompts(q.shape[2]) or 0 < window < prompts.longest or (
+                distances is not None):
+            return super().attend_prompts(q, kv, prompts.rows, scale, window, distances)
         kv, y = kv.contiguous(), q.new_empty(q.shape)
         own = prompts.segments
         self.lib.paged_extend(

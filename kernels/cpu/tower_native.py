@@ -21,7 +21,7 @@ from torch import Tensor
 
 from actorium.kernels.linear import Linear
 from actorium.kernels.reference.activation import NO_ALPHAS, Alphas, activate
-from actorium.kernels.reference.prompt_attention import prompt_rows
+from actorium.kernels.reference.prompt_attention import AlikePrompts, prompt_rows
 from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.tower_ops import ERF, TANH, PatchAttention, TowerOps, Weight
 
@@ -64,7 +64,7 @@ class NativePrompts:
         self._lengths, self._device = lengths, device
 
     @functools.cached_property
-    def rows(self) -> list[Tensor]:
+    def rows(self) -> list[AlikePrompts]:
         """As `prompt_attention.prompt_rows` gives them."""
         return prompt_rows(self._lengths, self._device)
 

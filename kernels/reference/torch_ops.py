@@ -261,11 +261,11 @@ class TorchOps:
         """Where the prompts of a step lie, of so many tokens each, for `attend_prompts`."""
         return prompt_rows(lengths, device)
 
-    def attend_prompts(self, q: Tensor, kv: Tensor, prompts: Any, scale: float,
-                       window: int = 0) -> Tensor:
+    def attend_prompts(self, q: Tensor, kv: Tensor, prompts: Any, scale: float, window: int = 0,
+                       distances: Tensor | None = None) -> Tensor:
         """Attention of tokens within their prompts, on both sides; see
         `prompt_attention.attend_prompts`. Rows of q and of kv may lie apart."""
-        return attend_prompts(q, kv, prompts, scale, window)
+        return attend_prompts(q, kv, prompts, scale, window, distances)
 
     turn = staticmethod(apply_rope)
 

@@ -182,7 +182,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["Gemma3nForCausalLM"], **GEMMA3N, "activation_sparsity_pattern": None},
     {"architectures": ["Gemma3nForConditionalGeneration"], "text_config": {**SMALL, **GEMMA3N}},
     *({"architectures": [f"{family}Model"], "dtype": "float32"} for family in (
-        "Bert", "Roberta", "Camembert", "XLMRoberta", "NomicBert", "Gte", "New", "EuroBert")),
+        "Bert", "Roberta", "Camembert", "XLMRoberta", "MPNet", "NomicBert", "Gte", "New",
+        "EuroBert")),
     {"architectures": ["ModernBertModel"], "local_attention": 32, "attention_bias": True},
     {"architectures": ["DistilBertModel"], "dim": 64, "n_layers": 4, "n_heads": 4,
      "hidden_dim": 96},

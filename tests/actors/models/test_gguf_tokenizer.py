@@ -327,7 +327,7 @@ def test_gemmas_end_of_turn_of_another_type(kind: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("fields", "why"), [
     *(({"model": own}, f"'{own}' is not served; served are gpt2, llama, gemma4") for own in (
-        "bert", "t5", "rwkv", "plamo2", "hybriddna", "whitespace")),
+        "t5", "rwkv", "plamo2", "hybriddna", "whitespace")),
     ({"model": "gpt2", "add_tokenizer_pre": "whitespace", "add_token_merges": ["a b"]},
      "'whitespace' is not served"),
     ({"model": "gpt2", "add_tokenizer_pre": "nobody", "add_token_merges": ["a b"]}, "'nobody'"),

@@ -231,7 +231,8 @@ def test_missing_numbers_are_named() -> None:
     ({"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"},
      "LlamaForSequenceClassification"),
     ({"architectures": ["BertModel"], "model_type": "llama"}, "BertModel"),
-    ({"model_type": "bert"}, "BertModel"), ({"model_type": "t5"}, ""), ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM"),
+    ({"model_type": "bert"}, "BertModel"), ({"model_type": "t5"}, ""),
+    ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM"),
 ])
 def test_the_class_that_a_config_means(config: dict[str, Any], name: str) -> None:
     assert models.architecture(config) == name

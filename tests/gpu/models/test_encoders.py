@@ -3,22 +3,32 @@ step."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers_configs import SMALL
 from helpers_encoders import VOCABULARY, encoded, write_encoder
-from helpers_models import load, write_checkpoint
+from helpers_models import load, why_refused, write_checkpoint
 from helpers_pooling import NOT_SAMPLED, pool_all, resolved
 from helpers_pooling import assert_near as assert_all_near
 from helpers_pooling_files import write_modules
 from helpers_ranks import run_ranks, whole
 from helpers_worker import CPU, Ring, make_runner
+from safetensors.torch import load_file
 from torch import Tensor
 
-from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig, SchedulerConfig
+from actorium.actors.config.tree import (
+    Config,
+    DeviceConfig,
+    MemoryConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
+from actorium.actors.errors import BadConfig
 from actorium.gpu.families.architectures import model_tensors
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.parallel.rank_group import RankGroup
@@ -31,6 +41,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("camembert", "CamembertModel", {"type_vocab_size": 1}),
     ("xlm-roberta", "XLMRobertaModel", {"type_vocab_size": 1}),
     ("distilbert", "DistilBertModel", {}),
+    ("mpnet", "MPNetModel", {"max_position_embeddings": 182}),
     ("nomic", "NomicBertModel", {}),
     ("gte", "GteModel", {}),
     ("modernbert", "ModernBertModel", {"local_attention": 10, "num_hidden_layers": 4}),
@@ -74,7 +85,8 @@ def assert_near(got: Tensor, want: Tensor) -> None:
 def test_hidden_states_are_those_of_transformers(
         tmp_path: Path, architecture: str, options: dict[str, Any]) -> None:
     oracle = write_encoder(tmp_path, architecture, **options)
-    prompts, model = drawn(), load(tmp_path)
+    lengths = (*LENGTHS, 180) if architecture == "MPNetModel" else LENGTHS  # distances that grow
+    prompts, model = drawn(lengths), load(tmp_path)
     for got, prompt in zip(encoded(model, prompts), prompts, strict=True):
         assert_near(got, wanted(oracle, prompt))
 
@@ -105,6 +117,7 @@ HEADS: list[tuple[str, str, dict[str, Any]]] = [
     ("bert", "BertForSequenceClassification", {"num_labels": 3}),
     ("roberta-score", "RobertaForSequenceClassification", {"num_labels": 1}),
     ("xlm-roberta", "XLMRobertaForSequenceClassification", {"num_labels": 2}),
+    ("mpnet", "MPNetForSequenceClassification", {"num_labels": 2}),
     ("distilbert", "DistilBertForSequenceClassification", {"num_labels": 2}),
     ("modernbert", "ModernBertForSequenceClassification",
      {"num_labels": 3, "norm_bias": True, "classifier_bias": True}),
@@ -189,7 +202,7 @@ def test_bf16_rows_have_the_same_bits_alone_and_together(
         assert float(F.cosine_similarity(got.float(), want).min()) > 0.99
 
 
-@pytest.mark.parametrize("architecture", ["BertModel", "ModernBertModel"])
+@pytest.mark.parametrize("architecture", ["BertModel", "ModernBertModel", "MPNetModel"])
 def test_two_ranks_share_the_layers(tmp_path: Path, architecture: str) -> None:
     path = tmp_path / "model"
     oracle, prompts = write_encoder(path, architecture), drawn()
@@ -218,3 +231,54 @@ def test_a_worker_holds_what_the_plan_counts(tmp_path: Path, architecture: str, 
     assert planned["weights"] == sum(spec.size for spec in specs) * (4 if dtype == "float32" else 2)
     assert opened.ready.whole_prompts and opened.ready.pooling == ["embed", "token_embed"]
     assert not opened.info.graphs and "nothing is decoded" in opened.info.no_graphs
+
+
+@pytest.mark.parametrize("bits", ["int8", "int4", "fp8"])
+def test_weights_are_quantised_when_they_are_read(tmp_path: Path, bits: str) -> None:
+    oracle, prompts = write_encoder(tmp_path, "BertModel", **BIG), drawn()
+    for got, prompt in zip(encoded(load(tmp_path, quantization=bits), prompts), prompts,
+                           strict=True):
+        near = F.cosine_similarity(got.mean(0), wanted(oracle, prompt).mean(0), dim=0)
+        assert float(near) > (0.9 if bits == "int4" else 0.99)
+
+
+@pytest.mark.parametrize(("memory", "words"), [
+    ({"kv_cache_dtype": "fp8_e4m3"}, "kv_cache_dtype: fp8_e4m3: nothing is kept of prompts"),
+    ({"host_cache": 1 << 20}, "host_cache: nothing is kept of prompts")])
+def test_flags_of_pages_are_refused(tmp_path: Path, memory: dict[str, Any], words: str) -> None:
+    write_encoder(tmp_path, "BertModel")
+    config = Config(model=ModelConfig(model=str(tmp_path)), memory=MemoryConfig(**memory),
+                    device=DeviceConfig(device="cpu", threads=1))
+    with pytest.raises(BadConfig, match=words):
+        open_device(config, 1, lambda *_: None, {})
+
+
+@pytest.mark.parametrize(("fields", "words"), [
+    ({"position_embedding_type": "relative_key"}, "position_embedding_type: only 'absolute'"),
+    ({"is_decoder": True}, "is_decoder: only False"),
+    ({"hidden_act": "mish"}, "hidden_act: must be one of"),
+    ({"architectures": ["RobertaModel"], "model_type": "roberta", "pad_token_id": 0},
+     "pad_token_id: only 1"),
+    ({"architectures": ["EuroBertForSequenceClassification"]}, "classifier_pooling: 'late'"),
+    ({"architectures": ["NomicBertModel"], "n_embd": 64, "prenorm": True}, "prenorm: only False"),
+    ({"architectures": ["Gemma2ForCausalLM"], "is_causal": False}, "is_causal: False is not "
+     "supported with capped scores"),
+    ({"architectures": ["BertModel"], "add_cross_attention": True}, "add_cross_attention: only")])
+def test_what_is_not_served_is_named(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
+    base = {**SMALL, "architectures": ["BertModel"], "num_key_value_heads": 4}
+    assert words in why_refused(tmp_path, {**base, **fields})
+
+
+def test_fields_and_names_of_nomics_own_code(tmp_path: Path) -> None:
+    """Of what transformers reads as well: the same model under both descriptions."""
+    oracle = write_encoder(tmp_path, "NomicBertModel")
+    ours, prompts = load(tmp_path), drawn()
+    want, config = encoded(ours, prompts), oracle.config
+    (tmp_path / "config.json").write_text(json.dumps({
+        "architectures": ["NomicBertModel"], "model_type": "nomic_bert", "prenorm": False,
+        "n_embd": config.hidden_size, "n_head": 4, "n_layer": 3, "n_inner": 96, "n_positions": 66,
+        "layer_norm_epsilon": 1e-12, "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0,
+        "activation_function": "swiglu", "type_vocab_size": 2, "vocab_size": VOCABULARY}))
+    assert any("attn.Wqkv" in name for name in load_file(tmp_path / "model.safetensors"))
+    for got, rows in zip(encoded(load(tmp_path), prompts), want, strict=True):
+        assert torch.equal(got, rows)

@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
+from actorium.actors.errors import BadModel
 from actorium.actors.params import PoolingTask
 
 PROMPTS = [[5, 9, 100, 33], list(range(3, 80)), [7] * 33, [198]]
@@ -133,3 +134,16 @@ def test_reward_models_have_two_layers_behind_their_rows(
         want = [last(first(hidden_rows(body, ids)).relu()) for ids in PROMPTS]
     assert_near(pool_all(runner, PROMPTS, resolved("token_classify")),
                 [rows.softmax(-1) if labels == 2 else rows for rows in want])
+
+
+def test_a_class_of_transformers_has_vectors_too(tmp_path: Path) -> None:
+    body = write_embedder(tmp_path, "LlamaForCausalLM")
+    runner = make_runner(load(tmp_path, dtype="float32", model_impl="transformers"))
+    rows = [hidden_rows(body, ids) for ids in PROMPTS]
+    for way in WAYS:
+        assert_near(pool_all(runner, PROMPTS, resolved("embed"), sampled=1, **way),
+                    normalized([own[-1] for own in rows]))
+    model = tmp_path / "scores"
+    write_classifier(model, "LlamaForSequenceClassification", num_labels=2)
+    with pytest.raises(BadModel, match="heads for scores are served with classes of ours alone"):
+        load(model, model_impl="transformers")

@@ -30,7 +30,8 @@ LAYER = {"attention.self.query": "attn_q", "attention.self.key": "attn_k",
          "output.dense": "ffn_down", "output.LayerNorm": "layer_output_norm",
          "self_attn.o_proj": "attn_output", "post_attention_layernorm": "attn_output_norm",
          "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-         "post_mlp_layernorm": "layer_output_norm", "attn.Wqkv": "attn_qkv", "attn.Wo": "attn_output",
+         "post_mlp_layernorm": "layer_output_norm", "attn.Wqkv": "attn_qkv",
+         "attn.Wo": "attn_output",
          "attn_norm": "attn_norm", "mlp_norm": "ffn_norm", "mlp.Wi": "ffn_up", "mlp.Wo": "ffn_down"}
 HEADS = {"pooler.dense": "cls", "classifier": "cls.output", "final_norm": "output_norm"}
 
@@ -106,7 +107,8 @@ def test_scores_of_a_cross_encoder(tmp_path: Path) -> None:
 
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "em", "##bed", "##ding", "##s", "of",
-          "a", "text", ",", ".", "!", "中", "国", "e", "##te", "##x", "##t", "uber", "'", "s", "[", "]"]
+          "a", "text", ",", ".", "!", "中", "国", "e", "##te", "##x", "##t", "uber", "'", "s", "[",
+          "]"]
 TEXTS = ["The embeddings of a text.", "Über 中国, été!", "[unknown] text's", "a" * 120, "",
          "the [MASK] of\ta\ntext", "THE ExTeXt"]
 
