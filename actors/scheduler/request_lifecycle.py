@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from actorium.actors.config.retention import RETAINED_REQUESTS
 from actorium.actors.core import Context
 from actorium.actors.errors import ActoriumError
 from actorium.actors.messages import (
@@ -159,17 +160,18 @@ class RequestLifecycle:
     def adopt(self, requests: Iterable[RequestState], now: float) -> int:
         """Goes on with requests that have run elsewhere, or in an earlier life, with all the tokens
         that they have emitted; those that have ended are retained. Returns how many live."""
-        live = []
+        live, lost = list[RequestState](), list[Unknown]()
         for request in requests:
             if request.live:
                 live.append(request)
                 self._add(request)
                 self.history.restored(request)
             else:
-                if request.lost_vector:  # its client may wait for it, and then asks again
-                    self.outgoing.to_detokenizer([Unknown(request.submit.rid,
-                                                          request.submit.client)])
+                if request.lost_vector:
+                    lost.append(Unknown(request.submit.rid, request.submit.client))
                 self.history.finished([request], now)
+        # The clients of the latest may still wait, and ask again at once.
+        self.outgoing.to_detokenizer(lost[-RETAINED_REQUESTS:])
         self.metrics.resumed([each for request in live for each in request.live.values()],
                              SCHEDULER, now)
         for request in live:
