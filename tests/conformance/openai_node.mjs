@@ -39,6 +39,17 @@ const tries = {
     });
     assert.equal(found.usage.completion_tokens, 5);
   },
+  async embeddings() {
+    const input = ["a fox", "a dog"];
+    const asked = { model, input, dimensions: 16 };
+    const packed = await client.embeddings.create(asked); // which asks for base64
+    const plain = await client.embeddings.create({ ...asked, encoding_format: "float" });
+    packed.data.forEach(({ embedding }, i) => {
+      assert.equal(embedding.length, 16);
+      embedding.forEach((value, j) =>
+        assert.ok(Math.abs(value - plain.data[i].embedding[j]) < 1e-6));
+    });
+  },
   async "chat and its stream"() {
     const whole = await client.chat.completions.create(greedy);
     let text = "";

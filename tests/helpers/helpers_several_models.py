@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from time import monotonic
@@ -30,6 +30,7 @@ from actorium.actors.model_manager.manager_orders import (
     StopEngine,
 )
 from actorium.actors.model_manager.model_record import CatalogEntry, EngineLimits
+from actorium.actors.models.model_facts import CheckpointFacts
 from actorium.actors.runtime.rundir import address
 from actorium.actors.runtime.security.private_paths import open_directory
 
@@ -64,10 +65,13 @@ class ManagerInLoop:
     seconds to start; those of `faults` fail instead."""
 
     def __init__(self, run_dir: Path, names: tuple[str, ...], engines: int = 0, delay: float = 0.0,
-                 default: str = "", keep_alive: float = -1.0) -> None:
+                 default: str = "", keep_alive: float = -1.0,
+                 tasks: Mapping[str, tuple[str, ...]] = {}) -> None:
+        """tasks: what models do, by their names, as their files say it."""
         self.run_dir, self.delay = run_dir, delay
         self.entries = [CatalogEntry((name, f"{name}-alias"), Config(model=ModelConfig(
-            model=f"/models/{name}")), default=name == default, keep_alive=keep_alive)
+            model=f"/models/{name}")), default=name == default, keep_alive=keep_alive,
+            facts=CheckpointFacts(tasks=tasks.get(name, ())))
             for name in names]
         self.limits = EngineLimits(0, engines)
         self.faults: dict[str, str] = {}

@@ -112,12 +112,15 @@ class EncodeBody(Struct, kw_only=True, forbid_unknown_fields=True):
         return isinstance(self.text, list) or any(
             isinstance(ids, list) for ids in self.input_ids or ())
 
-    def label(self, number: int, otherwise: str) -> str:
-        """Returns the id of an answer."""
+    def labels(self, count: int, otherwise: str) -> list[str]:
+        """Returns the ids of the answers to so many prompts. otherwise: where the body has none.
+        Raises `HttpError`."""
         if isinstance(self.rid, list):
-            return self.rid[number] if number < len(self.rid) else otherwise
-        return otherwise if self.rid is None else \
-            f"{self.rid}_{number}" if self.several else self.rid
+            if len(self.rid) != count:
+                raise bad_field("rid", f"one for each prompt: {count}, got {len(self.rid)}")
+            return self.rid
+        name = self.rid or otherwise
+        return [f"{name}_{number}" for number in range(count)] if self.several else [name]
 
 
 class TeiBody(Struct, kw_only=True):
@@ -186,6 +189,7 @@ async def encode(http: HttpRequest) -> Response:
     call, body = call_of(http), await bodies.read(http, EncodeBody)
     prompts = body.prompts()
     model = await call.chosen.model(body)
+    call.labels = body.labels(len(prompts), call.answer_id)
     completions = await pooled(
         call, model, PoolingParams(task="embed", dimensions=body.dimensions),
         [{"prompt": prompt} for prompt in prompts], body.field, priority=body.priority,
@@ -193,12 +197,12 @@ async def encode(http: HttpRequest) -> Response:
     seconds = monotonic() - call.began
     answers: list[Any] = [
         {"embedding": vector, "meta_info": {
-            "id": body.label(i, completion.rid), "finish_reason": {"type": "stop"},
+            "id": label, "finish_reason": {"type": "stop"},
             "prompt_tokens": completion.usage.prompt_tokens,
             "cached_tokens": completion.usage.cached_tokens,
             "weight_version": WEIGHT_VERSION, "e2e_latency": seconds}}
-        for i, (vector, completion) in enumerate(
-            zip(await vectors(completions), completions, strict=True))]
+        for label, vector, completion in zip(
+            call.labels, await vectors(completions), completions, strict=True)]
     return JsonReply(answers if body.several else answers[0])
 
 

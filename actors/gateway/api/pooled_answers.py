@@ -148,8 +148,10 @@ async def pooled(call: EngineCall, model: ServedModel, params: PoolingParams,
             Request(pooling=params, tenant=call.tenant, **prompt, **fields) for prompt in prompts])
     except ActoriumError as error:
         number = call.failed_number
-        error_field = f"{field}[{number}]" if number is not None and len(prompts) > 1 else field
-        raise http_error(error, {**call.fields, "prompt": error_field}) from None
+        several = number is not None and len(prompts) > 1
+        named = http_error(error, {"prompt": f"{field}[{number}]" if several else field})
+        named.param = field if (named.param or "").startswith(field) else named.param
+        raise named from None
     return [choices[0] for choices in completions]
 
 

@@ -11,8 +11,10 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 import torch
-from helpers_pooling import logits, write_classifier
+from helpers_encoders import write_encoder
+from helpers_pooling import write_classifier
 from helpers_text import byte_level
+from tokenizers.processors import TemplateProcessing
 
 from actorium.actors.client.client import Client
 from actorium.actors.gateway import actor
@@ -23,18 +25,27 @@ QUERY, DOCUMENTS = "what do cows eat?", ["Cows eat grass.", "Paris is in France.
 
 
 class Classifier:
-    """An engine of a model with so many labels, and the same model in transformers."""
+    """An engine of a model with so many labels, and the same model in transformers: a decoder with
+    several, or an encoder with one, which tells the texts of a pair apart."""
 
     def __init__(self, folder: Path, labels: int) -> None:
-        self.tokenizer = byte_level()
-        self.folder, self.labels = folder, [f"class-{i}" for i in range(labels)]
-        self.oracle = write_classifier(
-            folder, "LlamaForSequenceClassification", vocab_size=self.tokenizer.get_vocab_size(),
-            id2label=dict(enumerate(self.labels)), pad_token_id=None)
+        self.tokenizer, self.folder = byte_level(), folder
+        self.tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B:1")
+        self.labels = [f"class-{i}" for i in range(labels)]
+        sizes = {"vocab_size": self.tokenizer.get_vocab_size(),
+                 "id2label": dict(enumerate(self.labels))}
+        if labels == 1:
+            self.oracle = write_encoder(folder, "BertForSequenceClassification", **sizes)
+        else:
+            self.oracle = write_classifier(folder, "LlamaForSequenceClassification",
+                                           pad_token_id=None, **sizes)
         self.tokenizer.save(str(folder / "tokenizer.json"))
 
     def logits(self, *texts: str) -> Any:
-        return logits(self.oracle, self.tokenizer.encode(*texts).ids)[0]
+        pair = self.tokenizer.encode(*texts)
+        types = {"token_type_ids": torch.tensor([pair.type_ids])} if len(self.labels) == 1 else {}
+        with torch.no_grad():
+            return self.oracle(torch.tensor([pair.ids]), **types).logits[0]
 
     @contextmanager
     def served(self) -> Iterator[tuple[httpx.Client, Client]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from array import array
 from typing import Any
 
@@ -15,7 +16,9 @@ from helpers_pooled import WIDTH, PooledEngine, pooled_app, post, vector
 
 from actorium.actors.errors import ContextOverflow, QueueFull
 from actorium.actors.gateway.api.pooled_answers import MAX_INPUTS
-from actorium.actors.gateway.batch.batch_lines import parse_line
+from actorium.actors.gateway.batch.batch_lines import LineContext, parse_line
+from actorium.actors.gateway.batch.line_caller import answered, asking
+from actorium.actors.messages import BACKGROUND
 from actorium.actors.params import PoolingParams
 
 TEXTS = ["a fox", "the dog", "¿qué?"]
@@ -120,7 +123,8 @@ def test_an_error_says_which_input_it_is_of() -> None:
     engine = PooledEngine("embed")
     engine.failing[2] = ContextOverflow("prompt: is too long", "prompt")
     answer = post(engine, "/v1/embeddings", {"input": ["a", "b", "c"]})
-    assert answer.json()["error"]["message"] == "input[2]: is too long"
+    error = answer.json()["error"]
+    assert (error["message"], error["param"]) == ("input[2]: is too long", "input")
     engine.failing = {0: ContextOverflow("prompt: is too long", "prompt")}
     assert refusal({"input": "a"}, engine=engine) == "input: is too long"
     engine.failing = {0: QueueFull("the queue is full")}
@@ -212,6 +216,7 @@ def test_sglangs_shape() -> None:
     assert embed({"input_ids": [[5, 6]]}, "/encode")[0]["embedding"] == vector([5, 6])
     for body, message in (({"text": "a", "image_data": ["x"]}, "image_data: not supported"),
                           ({}, "text: exactly one of text and input_ids"),
+                          ({"text": TEXTS, "rid": ["a"]}, "rid: one for each prompt: 3, got 1"),
                           ({"text": "a", "none": 1}, "none: there is no such field")):
         assert refusal(body, "/encode").startswith(message)
 
@@ -272,10 +277,21 @@ def test_classes(path: str) -> None:
 
 # --- bodies of any kind ---------------------------------------------------------------------------
 
-def test_lines_of_batches_may_embed() -> None:
-    for url in ("/v1/embeddings", "/v1/rerank", "/v1/score", "/classify", "/api/embed"):
-        line = f'{{"custom_id": "a", "method": "POST", "url": "{url}", "body": {{}}}}'
-        assert not parse_line(1, line.encode()).wrong
+@pytest.mark.parametrize(("url", "body"), [
+    ("/v1/embeddings", {"input": TEXTS}), ("/v1/rerank", {"query": "a", "documents": TEXTS}),
+    ("/v1/score", {"text_1": "a", "text_2": TEXTS}), ("/api/embed", {"input": TEXTS})])
+def test_lines_of_batches_are_answered_as_requests_are(url: str, body: Any) -> None:
+    line = json.dumps({"custom_id": "a", "method": "POST", "url": url, "body": body})
+    engine = PooledEngine("embed")
+    result = json.loads(asyncio.run(answered(
+        parse_line(1, line.encode()), LineContext("", 60.0, "key"), "batch_1",
+        asking(pooled_app(engine)))))
+    alone, changing = embed(body, url), ("id", "created", "total_duration", "load_duration")
+    answer = result["response"]["body"]
+    assert result["error"] is None and {one.priority for one in engine.asked} == {BACKGROUND}
+    for name in changing:
+        alone.pop(name, None), answer.pop(name, None)
+    assert answer == alone
 
 
 def test_invocations_go_by_what_the_model_does() -> None:

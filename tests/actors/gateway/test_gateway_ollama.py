@@ -421,6 +421,25 @@ def test_several_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     asyncio.run(run())
 
 
+def test_what_several_models_do_is_listed_before_they_run(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = {"ant": ("generate", "embed"), "bee": ("embed", "token_embed"), "cow": ("classify",)}
+
+    async def run() -> None:
+        async with several_models(monkeypatch, tmp_path, *tasks, tasks=tasks) as one:
+            cards = (await one.client.get("/v1/models")).json()["data"]
+            assert {card["id"]: tuple(card["tasks"]) for card in cards} == tasks
+            tags = (await one.client.get("/api/tags")).json()["models"]
+            able = {"ant": ["completion"], "bee": ["embedding"], "cow": []}
+            for card in tags[::2]:
+                name = card["name"].removesuffix(":latest")
+                shown = await one.client.post("/api/show", json={"model": name})
+                assert card["capabilities"] == shown.json()["capabilities"] == able[name]
+            assert len(tags) == 6 and not one.manager.running
+
+    asyncio.run(run())
+
+
 def test_a_model_whose_engine_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async with several_models(monkeypatch, tmp_path, "ant") as one:

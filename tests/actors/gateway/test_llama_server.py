@@ -203,7 +203,7 @@ def test_questions_about_the_server(packaged: Served, http: httpx.Client) -> Non
     assert shown.json()["prompt"].endswith("Hi<|im_end|>\n<|im_start|>assistant\n")
     [vector], = (one["embedding"] for one in http.post("/embedding", json={"content": "a"}).json())
     plain = http.post("/v1/embeddings", json={"input": "a"}).json()["data"][0]["embedding"]
-    assert vector == plain and len(plain) == 256
+    assert vector == pytest.approx(plain, abs=1e-2) and len(plain) == 256
 
 
 def test_slots_say_how_many_sequences_run(http: httpx.Client) -> None:
