@@ -250,10 +250,10 @@ def _activation(where: Path, raw: dict[str, Any], labels: int, tokens: bool) -> 
 def _hidden(where: Path, raw: dict[str, Any]) -> int:
     """The width of a row; 0 where the config leaves that to its class."""
     text = text_config(raw)
-    size = next((text[name] for name in ("hidden_size", "n_embd", "d_model", "dim")
-                 if text.get(name) is not None), 0)
+    name, size = next(((name, text[name]) for name in ("hidden_size", "n_embd", "d_model", "dim")
+                       if text.get(name) is not None), ("hidden_size", 0))
     if not isinstance(size, int) or not 0 <= size <= MAX_INT32:
-        raise BadModel(f"{where}: hidden_size: must be a size, got {shown(size)}", "model")
+        raise BadModel(f"{where}: {name}: must be a size, got {shown(size)}", "model")
     return size
 
 

@@ -35,13 +35,13 @@ for _ in range(task["runs"] + 1):
 np.save(task["out"], found)
 """
 WORDS = ("the sky is blue and grass green water stone river mountain house tree of a city people "
-         "walk under old bridges while rain falls on quiet streets").split()
+         "walk under old bridges while rain falls on quiet streets")
 
 
 def texts_of(count: int, shortest: int, longest: int, seed: int = 1) -> list[str]:
     """So many texts of so many common words each, of which most are a token."""
     dice = random.Random(seed)
-    return [" ".join(dice.choices(WORDS, k=dice.randint(shortest, longest)))
+    return [" ".join(dice.choices(WORDS.split(), k=dice.randint(shortest, longest)))
             for _ in range(count)]
 
 

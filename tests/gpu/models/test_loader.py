@@ -208,7 +208,7 @@ def test_unsupported_architecture(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize(("change", "words"), [
     ({"architectures": None, "model_type": None}, ["architectures", "model_type"]),
-    ({"architectures": ["BertModel"], "model_type": "qwen3"}, ["BertModel"]),
+    ({"architectures": ["RwkvModel"], "model_type": "qwen3"}, ["RwkvModel"]),
     ({"hidden_size": "64"}, ["hidden_size"]),
     ({"num_hidden_layers": 0}, ["num_hidden_layers"]),
     ({"num_key_value_heads": 3}, ["num_key_value_heads", "3"]),
