@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "models.md"
 COLUMNS = {"tokens": "tokens, prefix cache", "preempted": "preemption", "ranks": "two ranks",
            "gguf": "GGUF", "exact": "`--exact on`, CPU", "program": "program, CPU",
-           "fp8": "FP8", "int8": "INT8", "int4": "INT4"}
+           "fp8": "FP8", "int8": "INT8", "int4": "INT4", "lora": "LoRA"}
 """Titles, by the tests' names for them."""
 ABSENT = {"gguf": "-"}
 """What stands for a cell that no test has."""

@@ -77,9 +77,9 @@ HUNYUAN: dict[str, Any] = {
 }
 """What one of Hunyuan leaves out."""
 INTERNLM3: dict[str, Any] = {
-    "vocab_size": 128_512, "hidden_size": 4096, "intermediate_size": 10_240,
-    "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128,
-    "rms_norm_eps": 1e-5,
+    "vocab_size": 128_512, "hidden_size": 4096, "intermediate_size": 11_008,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
+    "rms_norm_eps": 1e-6,
 }
 """What one of InternLM3 leaves out."""
 NORMS_AFTER = LayerNorms("", "", "post_attention_layernorm", "post_feedforward_layernorm")

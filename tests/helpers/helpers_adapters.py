@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from helpers_models import oracle_logits
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -23,6 +24,13 @@ from actorium.gpu.parallel.rank_group import LoneRank, RankGroup
 from actorium.gpu.worker.device import OpenedDevice, open_device
 
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+UNSERVED = (
+    "embed", "wte", "wpe", "lm_head", "mlp.gate.", "mixer.gate.", "feed_forward.gate.", "router",
+    "shared_expert_gate", "kv_b_proj", "q_b_proj", "f_b_proj", "g_b_proj", "dt_proj", "x_proj",
+    "indexer.wq_b", "altup", "per_layer_model", "visual", "vision_tower", "vision_model",
+    "multi_modal_projector", "q_norm", "k_norm")
+"""Parts of the names of modules that cannot have adapters; a dot behind one is the name's end."""
+PROMPTS = [[5, 9, 100, 3, 77, 20], [8, 9, 10], [5, 9, 100, 3, 77, 20, 11, 12], [64, 2, 31, 7, 90]]
 EPOCH = 1
 
 
@@ -44,7 +52,7 @@ def toy_adapter(oracle: nn.Module, path: Path, rank: int = 4, seed: int = 0, alp
     for name, module in oracle.named_modules():
         weight = getattr(module, "weight", None)
         if name.endswith(tuple(targets)) and weight is not None and weight.dim() == 2 and not any(
-                part in name for part in skip):
+                part in f"{name}." for part in skip):
             outs, ins = weight.shape if isinstance(module, nn.Linear) else weight.shape[::-1]
             a, b = (torch.randn(size, generator=generator) * 0.2
                     for size in ((rank, ins), (outs, rank)))
@@ -138,3 +146,13 @@ class AdapterDriver:
             rows.append(np.frombuffer(self.runner.run(plan).tokens, np.int32))
         self.runner.run(StepPlan(EPOCH, new + 1, release=slots.tobytes()))
         return [list(map(int, own)) for own in np.stack(rows, 1)]
+
+
+def check_adapted(driver: AdapterDriver, oracle: Any, adapter: ToyAdapter, atol: float = 2e-5
+                  ) -> None:
+    """The logits of a sequence with adapter 1, and of one without, in the same steps."""
+    tokens = driver.generate(PROMPTS[:2], [1, 0], 3)
+    for i, model in enumerate((merged(oracle, adapter), oracle)):
+        want = oracle_logits(model, PROMPTS[i] + tokens[i][:2])[len(PROMPTS[i]) - 1:]
+        found = torch.stack([step[i] for step in driver.seen])
+        assert float((found - want).abs().max()) <= atol * float(want.abs().max())

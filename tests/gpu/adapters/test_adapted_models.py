@@ -6,29 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from helpers_adapters import (
+    PROMPTS,
+    UNSERVED,
     AdapterDriver,
-    ToyAdapter,
+    check_adapted,
     merged,
     open_with_adapters,
     toy_adapter,
 )
 from helpers_hybrid import DENSE, NEXT, write_hybrid
-from helpers_models import assert_greedy, oracle_logits, write_checkpoint
+from helpers_models import assert_greedy, write_checkpoint
 from helpers_recurrent import write_recurrent
 
 from actorium.actors.runtime.beat_gauges import eager_key
 from actorium.gpu.families.adapted_modules import adapter_bytes
 
-PROMPTS = [[5, 9, 100, 3, 77, 20], [8, 9, 10], [5, 9, 100, 3, 77, 20, 11, 12], [64, 2, 31, 7, 90]]
 NEW = 6
 FALCON_H1 = "FalconH1ForCausalLM"
-UNSERVED = ("embed", "wte", "wpe", "lm_head", "mlp.gate", "router", "shared_expert_gate",
-            "kv_b_proj", "q_b_proj", "altup", "per_layer_model")
-"""Parts of the names of modules that cannot have adapters."""
-
-
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM", DENSE])
 def test_two_adapters_and_the_base_in_one_batch(tmp_path: Path, architecture: str) -> None:
     write = write_hybrid if architecture == DENSE else write_checkpoint
@@ -80,13 +75,4 @@ def test_every_module_that_can_have_an_adapter(tmp_path: Path, family: str) -> N
     driver.load(1, tmp_path / "adapter")
     layers = driver.slots.layers
     assert layers.nbytes == adapter_bytes(driver.runner.model.shape, layers.slots, layers.rank)
-    check(driver, oracle, adapter)
-
-
-def check(driver: AdapterDriver, oracle: Any, adapter: ToyAdapter, atol: float = 2e-5) -> None:
-    """The logits of a sequence with adapter 1, and of one without, in the same steps."""
-    tokens = driver.generate(PROMPTS[:2], [1, 0], 3)
-    for i, model in enumerate((merged(oracle, adapter), oracle)):
-        want = oracle_logits(model, PROMPTS[i] + tokens[i][:2])[len(PROMPTS[i]) - 1:]
-        found = torch.stack([step[i] for step in driver.seen])
-        assert float((found - want).abs().max()) <= atol * float(want.abs().max())
+    check_adapted(driver, oracle, adapter)

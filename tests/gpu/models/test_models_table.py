@@ -9,6 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers_adapters import (
+    UNSERVED,
+    AdapterDriver,
+    check_adapted,
+    open_with_adapters,
+    toy_adapter,
+)
 from helpers_models import assert_greedy, load
 from helpers_quantised import told_of
 from helpers_ranks import GREEDY, asked, opened_config, run_ranks, serve, whole
@@ -115,10 +122,22 @@ def quantised(bits: str, path: Path, architecture: str) -> Cell:
     return "yes"
 
 
+def adapted(path: Path, architecture: str) -> Cell:
+    """A random LoRA adapter of every module that can have one: logits equal those of transformers'
+    model with the adapter merged into its weights, beside a sequence without."""
+    oracle = write_toy(path, architecture)
+    adapter = toy_adapter(oracle, path.parent / "adapter", targets=("",), skip=UNSERVED)
+    driver = AdapterDriver(open_with_adapters(path, seqs=2))
+    driver.load(1, path.parent / "adapter")
+    check_adapted(driver, oracle, adapter)
+    return "yes"
+
+
 DECODERS = [name for name in ARCHITECTURES if not encoder_family(name)]
 CELLS: dict[str, Callable[[Path, str], Cell]] = {
     "tokens": tokens, "preempted": preempted, "ranks": ranks, "exact": exact,
     "program": program, **{bits: partial(quantised, bits) for bits in BOUNDS},
+    "lora": adapted,
 }
 
 
