@@ -46,6 +46,7 @@ from actorium.actors.runtime.security import private_paths
 
 LOG = logging.getLogger("actorium.models")
 STDERR = 2
+LAUNCHER = "actorium.actors.model_manager.engine_process"
 LOOK_SECONDS = 0.05
 """Between two looks at an engine that starts."""
 STATUS_SECONDS = 1.0
@@ -60,6 +61,18 @@ def owner_of_engines(server: str) -> str:
     which process its launcher is."""
     launcher = os.getppid()
     return f"{server}:{launcher}:{process_started(launcher)}"
+
+
+def launchers_of(server: int) -> set[int]:
+    """The launchers of a server's engines, also those that have no run directory yet. server: its
+    own launcher's pid."""
+    found = set[int]()
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            words = Path("/proc", name, "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if LAUNCHER in words and str(server) == words[words.index(LAUNCHER) + 2]:
+                found.add(int(name))
+    return found
 
 
 class EngineFacts(Struct):
@@ -116,11 +129,21 @@ class EngineProcesses:
         engine = self._add(entry)
         self._in_background(engine, self._run(engine, continues))
 
-    def adopt_all(self) -> None:
-        """Goes on with the engines of the manager before; and a little later with those that had
-        no run directory yet."""
+    async def adopt_all(self) -> None:
+        """Goes on with the engines of the manager before. One that it had just started may have no
+        run directory yet: while there is such a process, nothing else is started in its memory."""
+        self._core.adopting = True
         self._adopt_running()
-        asyncio.get_running_loop().call_later(LEASE_SECONDS, self._adopt_running)
+        latest = monotonic() + LEASE_SECONDS
+        while self._unknown_launchers() and monotonic() < latest:
+            await asyncio.sleep(LOOK_SECONDS)
+            self._adopt_running()
+        self._core.adopting = False
+        self._wake()
+
+    def _unknown_launchers(self) -> set[int]:
+        """Processes of engines of this server that are not adopted."""
+        return launchers_of(self._server) - {engine.pid for engine in self._engines.values()}
 
     def _adopt_running(self) -> None:
         base = base_dir(self._run_dir)
@@ -189,8 +212,7 @@ class EngineProcesses:
 
     def _spawn(self, engine: EngineProcess) -> None:
         engine.reports, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        argv = python("actorium.actors.model_manager.engine_process", str(theirs),
-                      str(self._server), str(self._server_fd))
+        argv = python(LAUNCHER, str(theirs), str(self._server), str(self._server_fd))
         try:
             process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=STDERR,
                                        start_new_session=True, pass_fds=(theirs, self._server_fd))

@@ -80,7 +80,7 @@ class ModelManagerActor(CoreObserver):
         self._engines = EngineProcesses(self._core, self._context.config, self._engine_of,
                                         self._wake)
         if self._context.epoch > 1:
-            self._engines.adopt_all()
+            self._in_background(self._engines.adopt_all())
         else:
             self._core.load_on_start(now)
 

@@ -89,6 +89,8 @@ class ManagerCore(Core):
         self._scanning = False
         self._first: UseRecord | None = None
         """The waiting use that has the next engine started."""
+        self.adopting = False
+        """Not all engines of the manager before are known yet: none is started meanwhile."""
         self._sends: list[Send] = []
         self._orders: list[Order] = []
         self._draining = False
@@ -340,7 +342,8 @@ class ManagerCore(Core):
     def _start(self, use: UseRecord, model: ModelRecord, now: float) -> bool:
         """Starts the model's engine, or makes room for it, or refuses the use. Returns whether the
         next use may have an engine started, too."""
-        if model.running:  # it ends, and is started again after that
+        # One that runs here is about to end, and is started again after that.
+        if model.running or self.adopting:
             self._mark(())
             return False
         if now < model.retry_at:

@@ -388,6 +388,19 @@ def test_a_new_manager_goes_on_with_engines_and_uses() -> None:
     assert world.stopped == ["b"] and world.held == {"old": "a", waits: "c"}
 
 
+def test_nothing_is_started_until_the_engines_of_the_manager_before_are_known() -> None:
+    world = PretendedEngines(ABC, EngineLimits(2 * GB))
+    world.core.adopting = True
+    use = world.use("a")
+    assert not world.started and not world.held
+    for known in world.entries[1:]:
+        world.running[known.name] = "ready"
+        world.core.adopt(known, f"/run/{known.name}", True, world.now)
+    world.core.adopting = False
+    world.advance(LEASE_SECONDS + 1)
+    assert world.started == ["a"] and list(world.held) == [use], "in the place of one of them"
+
+
 def test_an_adopted_engine_that_was_about_to_end_is_started_again() -> None:
     world = PretendedEngines(ABC, EngineLimits())
     world.running["a"] = "stopping"
