@@ -42,6 +42,7 @@ from actorium.tools.chaos.faults import SOFT_LIMIT, actors, limit_files, send, w
 from actorium.tools.chaos.hostile_rows import COMPLETE, post
 from actorium.tools.chaos.rig import SHORT_WORKER, Rig, held_at_rest, rig
 from actorium.tools.chaos.running_trials import ACTORS, GATEWAY, StrikeTrial, TrialStriker
+from actorium.tools.cli.status import ask
 
 STREAMS, POSTS = 24, 4
 EACH = 8
@@ -76,6 +77,19 @@ class DrawnPlayer:
         await self._strike(fault)
         await self._until(lambda: actors(self._made.run_dir).keys() >= {*ACTORS},
                           f"{fault}: actors are missing")
+        if fault.kind.startswith("disk"):
+            # A death before that would lose what the ledger has not taken, as the log says.
+            until = monotonic() + RECOVERED
+            while not await asyncio.to_thread(self._durable):
+                if monotonic() > until:
+                    self.wrong.append(f"{fault}: the ledger takes no records")
+                    break
+                await asyncio.sleep(0.1)
+
+    def _durable(self) -> bool:
+        found = ask(self._made.run_dir)
+        return found is not None and any(actor.gauges.get("ledger_not_durable") == 0
+                                         for actor in found.actors)
 
     def _tokens(self) -> int:
         return self._traffic.tally.tokens + sum(

@@ -36,7 +36,10 @@ NAME = "<script>alert(1)</script>"
 FAIR = 120.0
 """Seconds that anything at all may take on a machine with other work."""
 PATHS = [path for route in ROUTES for path in route.paths]
-POSTS = [path for route in ROUTES for path in route.paths if "POST" in route.methods]
+HOLDING = ("sleep", "pause", "release_memory", "pause_generation")
+"""Handlers after which the engine answers nobody."""
+POSTS = [path for route in ROUTES for path in route.paths
+         if "POST" in route.methods and route.name not in HOLDING]
 
 
 class Heard(NamedTuple):
