@@ -160,7 +160,8 @@ def check_long_prefix(case: Prompts, bound: float) -> None:
     device, heads = case.q.device, case.q.shape[1]
     model = SimpleNamespace(
         kv_row=(1, case.q.shape[2]), latent=SimpleNamespace(row=case.q.shape[2]), heads=heads,
-        dtype="bfloat16", itemsize=2, max_model_len=1 << 20, groups=(), index=None)
+        dtype="bfloat16", itemsize=2, max_model_len=1 << 20, groups=(), index=None,
+        bidirectional=False)
     model.kinds = (model,)
     shape = cast(ModelShape, model)
     demand = Demand(8, chunk=len(case.q))

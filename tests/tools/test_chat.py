@@ -32,7 +32,7 @@ class Echo:
         self.asked: list[list[str]] = []
 
     @contextmanager
-    def chat(self, history: list[Any], params: SamplingParams, stream: bool
+    def chat(self, history: list[Any], params: SamplingParams, stream: bool, adapter: str
              ) -> Iterator[Iterator[StreamDelta]]:
         self.asked.append([turn["content"] for turn in history])
         yield iter([StreamDelta(text=history[-1]["content"], token_ids=[1])])

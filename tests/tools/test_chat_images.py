@@ -24,7 +24,7 @@ class Recording:
         self.asked: list[list[Any]] = []
 
     @contextmanager
-    def chat(self, history: list[Any], params: SamplingParams, stream: bool
+    def chat(self, history: list[Any], params: SamplingParams, stream: bool, adapter: str
              ) -> Iterator[Iterator[StreamDelta]]:
         self.asked.append([turn["content"] for turn in history])
         yield iter([StreamDelta(text="yes", token_ids=[1])])

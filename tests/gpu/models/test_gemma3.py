@@ -90,7 +90,6 @@ def test_the_text_part_of_a_checkpoint_with_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("change", "message"), [
     ({"final_logit_softcapping": 30.0}, "final_logit_softcapping: is not supported, got 30.0"),
     ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
-    ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
     ({"hidden_activation": "silu"}, "hidden_activation: only gelu_pytorch_tanh"),
     ({"layer_types": ["full_attention"]}, "layer_types: must be 3 times"),
     ({"layer_types": ["full_attention"] * 2 + ["chunked_attention"]}, "layer_types"),
