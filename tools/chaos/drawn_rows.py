@@ -77,14 +77,15 @@ class DrawnPlayer:
         await self._strike(fault)
         await self._until(lambda: actors(self._made.run_dir).keys() >= {*ACTORS},
                           f"{fault}: actors are missing")
-        if fault.kind.startswith("disk"):
-            # A death before that would lose what the ledger has not taken, as the log says.
-            until = monotonic() + RECOVERED
-            while not await asyncio.to_thread(self._durable):
-                if monotonic() > until:
-                    self.wrong.append(f"{fault}: the ledger takes no records")
-                    break
-                await asyncio.sleep(0.1)
+
+    async def _until_durable(self, fault: DrawnFault) -> None:
+        """A death before that would lose what the ledger has not taken, as the log says."""
+        until = monotonic() + RECOVERED
+        while not await asyncio.to_thread(self._durable):
+            if monotonic() > until:
+                self.wrong.append(f"{fault}: the ledger takes no records")
+                break
+            await asyncio.sleep(0.1)
 
     def _durable(self) -> bool:
         found = ask(self._made.run_dir)
@@ -172,6 +173,7 @@ class DrawnPlayer:
         limit_files(pid, SOFT_LIMIT)
         await asyncio.sleep(fault.seconds + (2 * PATIENCE if fault.kind == "disk-full-long" else 0))
         limit_files(pid, -1)
+        await self._until_durable(fault)
 
     async def _fill_disk(self, fault: DrawnFault) -> None:
         filler = self._ledger.parent / "filler"
@@ -180,6 +182,7 @@ class DrawnPlayer:
                 pass
         await asyncio.sleep(fault.seconds)
         filler.unlink()
+        await self._until_durable(fault)
 
     async def _cut_ledger(self, fault: DrawnFault) -> None:
         pid = await self._end("scheduler")
