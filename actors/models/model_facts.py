@@ -23,7 +23,7 @@ from actorium.actors.models.gguf_folder import SUFFIX as GGUF_SUFFIX
 from actorium.actors.models.model_classes import architecture
 from actorium.actors.models.model_files import SUFFIX, open_file
 from actorium.actors.models.model_names import gguf_kind
-from actorium.actors.models.pooling_shape import read_pooling
+from actorium.actors.models.pooling_shape import read_pooling, served_tasks
 
 GGUF, SAFETENSORS = "gguf", "safetensors"
 MAX_HEADER = 100 << 20
@@ -118,9 +118,7 @@ def _tasks(path: Path, source: dict[str, Any] | GgufFile) -> tuple[str, ...]:
         pooling = read_pooling(path, config, ModelConfig())
     except BadModel:  # a start says what is wrong
         return ()
-    if pooling is None:
-        return ("generate",)
-    return (*["generate"] * pooling.generates, *pooling.tasks)
+    return tuple(served_tasks(pooling))
 
 
 def _elements(file: Path) -> Counter[str]:

@@ -109,6 +109,13 @@ class PoolingShape(Struct, frozen=True, kw_only=True):
         return self.head[-1].rows if self.head else 0
 
 
+def served_tasks(pooling: PoolingShape | None) -> list[str]:
+    """Returns what requests may ask for: "generate", and names of `params.PoolingTask`."""
+    if pooling is None:
+        return ["generate"]
+    return [*["generate"] * pooling.generates, *pooling.tasks]
+
+
 def read_pooling(path: Path, raw: dict[str, Any], model: ModelConfig) -> PoolingShape | None:
     """How the checkpoint in the folder `path` pools; raw: its config.json. None: it only generates.
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import MAX_MESSAGE_BYTES, Generate
-from actorium.actors.models.pooling_shape import PoolingShape
+from actorium.actors.models.pooling_shape import PoolingShape, served_tasks
 from actorium.actors.params import ResolvedParams, ResolvedPooling, SamplingParams
 from actorium.actors.tokenizer.defaults import ModelFacts
 
@@ -17,18 +17,11 @@ MAX_RESULT = MAX_MESSAGE_BYTES // 4
 _DEFAULTS = SamplingParams()
 
 
-def tasks(pooling: PoolingShape | None) -> list[str]:
-    """Returns what requests may ask for: "generate", and names of `params.PoolingTask`."""
-    if pooling is None:
-        return ["generate"]
-    return [*["generate"] * pooling.generates, *pooling.tasks]
-
-
 def check_task(message: Generate, facts: ModelFacts) -> None:
     """Raises `InvalidRequest`, naming the field, where the model does not serve what a request asks
     for."""
     wanted = "generate" if message.pooling is None else message.pooling.task
-    if wanted not in (served := tasks(facts.pooling)):
+    if wanted not in (served := served_tasks(facts.pooling)):
         raise InvalidRequest(f"task: the model does not {wanted}; it serves {', '.join(served)}"
                              if wanted == "generate" else
                              f"task: the model does not serve {wanted}, but {', '.join(served)}",
@@ -69,7 +62,7 @@ def resolve_pooling(message: Generate, facts: ModelFacts, tokens: int,
 
 def info(shape: PoolingShape | None) -> dict[str, Any]:
     """Returns the fields of ServerInfo."""
-    return {"tasks": tasks(shape), "pooling": None if shape is None else {
+    return {"tasks": served_tasks(shape), "pooling": None if shape is None else {
         "kind": shape.kind, "width": shape.width or None, "normalize": shape.normalize,
         "labels": list(shape.labels), "activation": shape.activation,
         "prompts": dict(shape.prompts)}}
