@@ -610,6 +610,8 @@ class Ready(Message):
     """Seconds by phase: import, load, allocate, warm up."""
     drafts: Drafts = 0
     """Maximum of draft tokens of a sequence and step; 0 = nothing is drafted."""
+    draft_methods: dict[str, Drafts] = {}
+    """What makes drafts, and how many at most."""
     rank: Count = 0
     host_pages: Count = 0
     """Slots for pages in the host's memory."""
@@ -685,6 +687,9 @@ class StepResult(Message):
     """i4[n]: host slots of `StepPlan.load` that are corrupt: their pages were not copied."""
     pooled: list[tuple[Slot, Pooled]] = []
     """Of each extend that ends a prompt with `Admit.pooling`; such a prompt has no sampled row."""
+    draft_counts: bytes = b""
+    """u1[decodes]: drafts that each verified, where that is fewer than planned; b"" = as planned.
+    """
 
 
 class PageAnswer(Message):
@@ -793,6 +798,8 @@ class StepPlan(Message):
     drafts: Drafts = 0
     """Draft tokens to make, after sampling, for each sampled sequence; its next decode verifies
     them."""
+    draft_method: str = ""
+    """What makes them, of `Ready.draft_methods`."""
     masks: list[RowMask] = []
     """For the sampled rows of sequences that are `masked`."""
     masks_follow: bool = False

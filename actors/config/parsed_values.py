@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -120,32 +121,48 @@ def _passes_want() -> str:
 # --- whether drafts are made, how many at most, and who decides ---
 
 MAX_DRAFTS = 16
-AUTO_DRAFTS = 2
-"""Drafts of `auto`: as many as the makers of models with one MTP layer serve them with."""
-DRAFTS_WANT = f"must be auto, off, mtp:K or mtp:K,fixed with K from 1 to {MAX_DRAFTS}"
+DRAFTS = {"mtp": 2, "eagle3": 3, "draft": 4, "ngram": 4, "suffix": 8}
+"""What makes drafts, and how many at most where no number is given. Two by the MTP layer are what
+the makers of models with one serve them with."""
+DRAFTS_WANT = ("must be auto, off, or METHOD[:K], several with + between, or one alone with ,fixed "
+               f"behind it: of {', '.join(DRAFTS)}, with K from 1 to {MAX_DRAFTS}")
 
 
 class Speculation(NamedTuple):
     """A parsed `speculative`."""
 
-    drafts: int
-    """Most draft tokens of a sequence in a step; 0 = off."""
+    methods: Mapping[str, int]
+    """What makes drafts, a key of `DRAFTS`, and the most of a sequence in a step; empty = off."""
     fixed: bool = False
     """Always so many; otherwise as many as pay, 0 included."""
     auto: bool = False
-    """Only where the checkpoint has MTP weights; otherwise it must have them."""
+    """Only what the checkpoint has the weights for; otherwise it must have them."""
+
+    @property
+    def drafts(self) -> int:
+        """The most of a sequence in a step, whatever makes them; 0 = off."""
+        return max(self.methods.values(), default=0)
 
 
 def parse_speculative(text: str) -> Speculation:
     """Parse the setting. Raises `BadConfig`."""
     if text == "auto":
-        return Speculation(AUTO_DRAFTS, auto=True)
+        return Speculation({"mtp": DRAFTS["mtp"]}, auto=True)
     if text in ("off", "none"):
-        return Speculation(0)
-    found = re.fullmatch(r"mtp:(\d{1,2})(,fixed)?", text)
-    if found is None or not 1 <= int(found[1]) <= MAX_DRAFTS:
-        raise BadConfig(f"speculative: {DRAFTS_WANT}, got {text!r}", "speculation.speculative")
-    return Speculation(int(found[1]), bool(found[2]))
+        return Speculation({})
+    asked, comma, rest = text.partition(",")
+    methods = {}
+    for part in asked.split("+"):
+        name, colon, number = part.partition(":")
+        drafts = int(number) if re.fullmatch(r"\d{1,2}", number) else DRAFTS.get(name, 0)
+        if (name not in DRAFTS or name in methods or not 1 <= drafts <= MAX_DRAFTS
+                or (colon and not number.isdecimal()) or comma and rest != "fixed"):
+            raise BadConfig(f"speculative: {DRAFTS_WANT}, got {text!r}", "speculation.speculative")
+        methods[name] = drafts
+    if comma and len(methods) > 1:
+        raise BadConfig(f"speculative: with ,fixed one method makes all drafts, got {text!r}",
+                        "speculation.speculative")
+    return Speculation(methods, bool(comma))
 
 
 def parse_acceptance(text: str) -> tuple[float, ...]:

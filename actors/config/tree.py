@@ -184,11 +184,16 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class SpeculationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Speculative decoding: the model's MTP layer drafts tokens, the next step verifies them."""
+    """Speculative decoding: something cheap drafts tokens, the model's next step verifies them."""
 
     speculative: str = "auto"
-    """auto (mtp:2 where the checkpoint has MTP weights) | off | mtp:K (at most K drafts, as many as
-    pay at the moment) | mtp:K,fixed (always K)."""
+    """auto (mtp:2 where the checkpoint has MTP weights) | off | METHOD:K (at most K drafts, as many
+    as pay at the moment) | METHOD:K,fixed (always K) | METHOD:K+METHOD:K (what pays best at the
+    moment). METHOD: mtp (the model's own layer) | eagle3 (a head, see speculative_model) | draft (a
+    smaller model, see speculative_model) | ngram (what followed the last tokens before) | suffix
+    (the same, for the longest match, of earlier answers too)."""
+    speculative_model: str = ""
+    """Directory of the smaller model of the method draft, or of the head of eagle3."""
     force_acceptance: str = ""
     """Benchmarks with random weights: accept draft i with the i-th of these probabilities
     ("0.8,0.6"), whatever was sampled; empty = drafts are accepted where they equal the sample."""

@@ -37,6 +37,8 @@ class Planner:
         self._preempt_every = config.scheduler.force_preempt_every
         self._target_itl = config.scheduler.target_itl
         self._fixed_drafts = parse_speculative(config.speculation.speculative).fixed
+        self._draft_method = ""
+        """What makes drafts; see `StepPlan`."""
 
     def plan(self, step: int, unresolved: tuple[PlanRecord, ...]) -> (
             tuple[StepPlan, PlanRecord] | None):
@@ -82,6 +84,7 @@ class Planner:
         if worker.drafts != (self.drafting.max_drafts if self.drafting else 0):
             self.drafting = (DraftPolicy(worker.drafts, self._fixed_drafts) if worker.drafts
                              else None)
+        self._draft_method = next(iter(worker.draft_methods), "")
         pacing = new_pacer(self._target_itl, worker)
         if pacing is None or self.pacing is None or pacing.about != self.pacing.about:
             self.pacing = pacing
@@ -139,6 +142,7 @@ class Planner:
             epoch=self._epoch, step=step, release=release, admit=draft.admits,
             page_appends=b"".join(draft.appends), extend=column, decode=rows.slots_column,
             checkpoints=_column(draft.checkpoints), drafts=record.drafts,
+            draft_method=self._draft_method if record.drafts else "",
             encode=allowance.encode if allowance else [],
             encode_us=allowance.encode_us if allowance else 0,
             store=store, load=load), record

@@ -32,7 +32,7 @@ from actorium.gpu.plan import graph_memory as plan
 from actorium.gpu.plan.graph_memory import EagerReasons, GraphShape
 from actorium.gpu.step.input_batch import InputBatch, decode_batch, fill_decodes
 from actorium.gpu.step.sampler import SamplerBuffers, SamplerOutput, sample_and_commit
-from actorium.gpu.step.speculation import MTPProposer
+from actorium.gpu.step.speculation import Proposer
 from actorium.gpu.step.staging import Array, Upload
 from actorium.gpu.step.tables import HOLDS, SAMPLES, TRUNCATES, SlotTables
 
@@ -151,7 +151,7 @@ class GraphReplay:
 class DecodeGraphRunner:
     """Graphs of whole decode steps."""
 
-    def __init__(self, tables: SlotTables, proposer: MTPProposer | None, forward: DecodeForward,
+    def __init__(self, tables: SlotTables, proposer: Proposer | None, forward: DecodeForward,
                  capturer: Capturer, shapes: Sequence[GraphShape], force: tuple[float, ...] = ()
                  ) -> None:
         """shapes: in the order of capture; force: see `sampler.commit`."""
@@ -203,7 +203,7 @@ class DecodeGraphRunner:
         sample_and_commit(t, own, logits, (), self._force,
                           SamplerBuffers(self._statics.tokens(shape), self._statics.packed(shape)))
 
-    def _draft(self, proposer: MTPProposer, shape: GraphShape, step: InputBatch,
+    def _draft(self, proposer: Proposer, shape: GraphShape, step: InputBatch,
                normed: Tensor) -> None:
         proposer.propose(step, shape.q_len - 1, self._statics.tokens(shape),
                          self._statics.counts(shape), normed)

@@ -133,7 +133,7 @@ def _cache_scales(config: Config, shape: ModelShape, place: RankPlace) -> CacheS
 def _drafts(path: Path, shape: ModelShape, config: Config) -> bool:
     """Whether to load the layer that drafts, which the config promises."""
     asked, names = parse_speculative(config.speculation.speculative), mtp_names(shape)
-    if not asked.drafts or names is None:
+    if "mtp" not in asked.methods or names is None:
         return False
     if not asked.auto:
         return True

@@ -35,7 +35,8 @@ class Demand(NamedTuple):
     chunk: int = 2048
     """Tokens extended in one step at most, over all sequences (max_num_batched_tokens)."""
     drafts: int = 0
-    """Draft tokens a step verifies (MTP's k); 0 = no speculation."""
+    """Draft tokens of the MTP layer that a step verifies; as served: of whatever drafts. 0 = no
+    speculation."""
     kv_dtype: str = "auto"
     """Of the pages: a key of `DTYPE_BYTES`; auto = as the weights."""
     state_dtype: str = "float32"
@@ -44,7 +45,7 @@ class Demand(NamedTuple):
     max_total_tokens: int | None = None
     """Cap of the page pools."""
     auto: bool = False
-    """`drafts` holds only where the model has an MTP layer; else nothing is drafted."""
+    """`drafts` holds only where the model has an MTP layer."""
     encoder_cache: int = 0
     """Bytes of what a vision tower has made (media.encoder_cache_bytes)."""
     encoder_tokens: int = 0
@@ -53,6 +54,8 @@ class Demand(NamedTuple):
     """Adapters on the device at once (adapters.max_loras)."""
     adapter_rank: int = 0
     """Of their modules, at most (adapters.max_lora_rank)."""
+    other_drafts: int = 0
+    """Draft tokens of a step that something else than an MTP layer makes."""
 
 
 class Pool(NamedTuple):
@@ -252,10 +255,11 @@ def demand_of(config: Config) -> Demand:
     reuse = memory.prefix_cache and memory.checkpoint_policy != "none"
     speculation = parse_speculative(config.speculation.speculative)
     return Demand(scheduler.max_num_seqs, memory.page_size, scheduler.max_num_batched_tokens,
-                  speculation.drafts, memory.kv_cache_dtype, memory.state_dtype,
+                  speculation.methods.get("mtp", 0), memory.kv_cache_dtype, memory.state_dtype,
                   memory.checkpoints if reuse else 0, memory.max_total_tokens, speculation.auto,
                   config.media.encoder_cache_bytes, config.media.max_encoder_tokens,
-                  lora.max_loras if lora.enable_lora else 0, lora.max_lora_rank)
+                  lora.max_loras if lora.enable_lora else 0, lora.max_lora_rank,
+                  max((k for name, k in speculation.methods.items() if name != "mtp"), default=0))
 
 
 def make_plan(shape: ModelShape, demand: Demand, budget: int, name: str = "memory") -> MemoryPlan:
@@ -301,8 +305,9 @@ def as_served(shape: ModelShape, demand: Demand) -> tuple[ModelShape, Demand]:
         raise BadConfig(f"--speculative: {shape.architecture}: the config tells of no MTP layer",
                         "speculation.speculative")
     if demand.drafts and shape.mtp_layers:
-        return shape, demand
-    return replace(shape, mtp_layers=0), demand._replace(drafts=0)
+        return shape, demand._replace(drafts=max(demand.drafts, demand.other_drafts))
+    return (replace(shape, mtp_layers=0),
+            demand._replace(drafts=demand.other_drafts, auto=True))
 
 
 def default_checkpoints(state: StateBytes, token: int, budget: int) -> int:
@@ -420,7 +425,7 @@ def changes(plan: MemoryPlan) -> list[Change]:
         other = "float32" if d.state_dtype == "bfloat16" else "bfloat16"
         wanted.append((f"{other} states", d._replace(state_dtype=other)))
     if d.drafts:
-        wanted.append(("no speculation", d._replace(drafts=0)))
+        wanted.append(("no speculation", d._replace(drafts=0, other_drafts=0)))
     for name, dtype in (("fp8 pages", "fp8_e4m3"), ("int8 pages", "int8")):
         narrow = d._replace(kv_dtype=dtype)
         if _layer_bytes(plan.shape, d) > _layer_bytes(plan.shape, narrow):

@@ -118,7 +118,8 @@ def attention_bytes(shape: ModelShape, demand: Demand, device: str, by_torch: bo
         rows = chunk = max(rows, chunk)
         return choice_bytes(shape, rows) + attention_bytes(
             replace(shape, index=None, max_model_len=shape.index.chosen),
-            demand._replace(max_num_seqs=rows, chunk=rows, drafts=0), device, by_torch)
+            demand._replace(max_num_seqs=rows, chunk=rows, drafts=0, other_drafts=0),
+            device, by_torch)
     if by_torch and (device == "cuda" or shape.attention_cap or shape.sinks
                      or shape.alibi):
         return max(BLOCKS, 2 * COPIES * FLOAT * rows * (row + shape.heads * (1 + width)))

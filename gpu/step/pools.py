@@ -128,13 +128,13 @@ class PagePrefault:
     """
 
     def __init__(self, pools: Sequence[KVPagePool], ahead: int,
-                 draft_pool: KVPagePool | None = None) -> None:
-        """pools: of each group of layers; draft_pool: of the layer that drafts, whose pages have
-        the numbers of a group's. Those on other devices are left alone."""
+                 draft_pools: Sequence[KVPagePool] = ()) -> None:
+        """pools: of each group of layers; draft_pools: of what drafts, whose pages have the numbers
+        of a group's. Those on other devices are left alone."""
         self._groups, self._ahead, self._used = len(pools), ahead, 0
         self._taken = 0
         """Bytes from its start that are taken of every layer."""
-        every = [*pools, draft_pool] if draft_pool else pools
+        every = [*pools, *draft_pools]
         self._rows = [(own, pool.page_size) for pool in every for own in pool.tensors
                       if own.device.type == "cpu" and own.numel()]
         self._layer = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -33,7 +33,7 @@ from actorium.gpu.step.result_logprobs import (
     row_logprobs,
 )
 from actorium.gpu.step.sampler import SamplerOutput, sample_and_commit
-from actorium.gpu.step.speculation import MTPProposer
+from actorium.gpu.step.speculation import Proposer
 from actorium.gpu.step.staging import Download, Upload
 from actorium.gpu.step.states import RecurrentBatch, StatePool
 from actorium.gpu.step.tables import I32, LOGPROBS, MASKED, SlotTables
@@ -115,14 +115,13 @@ class ModelRunner:
     sequences."""
 
     def __init__(self, model: StepModel, pools: list[KVPagePool], tables: SlotTables,
-                 states: StatePool | None = None, proposer: MTPProposer | None = None,
+                 states: StatePool | None = None, proposers: Mapping[str, Proposer] | None = None,
                  propose: ProposeHook | None = None, force: tuple[float, ...] = ()) -> None:
-        """pools: of each group of the model's layers; states: of its recurrent layers; proposer: of
-        its MTP layer, which is not run without; propose: makes the drafts where there is no
-        proposer; force: accept drafts with these probabilities, by place in the window, whatever
-        was sampled."""
+        """pools: of each group of the model's layers; states: of its recurrent layers; proposers:
+        what makes drafts, by method; propose: makes them where there is no proposer; force: accept
+        drafts with these probabilities, by place in the window, whatever was sampled."""
         self.model, self.pools, self.tables, self.states = model, pools, tables, states
-        self.proposer, self.arrays = proposer, tables.arrays
+        self.proposers, self.arrays = dict(proposers or {}), tables.arrays
         self._one = tables.arrays.full((1,), 1, "int64")
         self._hook, self.force = propose, force
         self.segments: CapturedLayers | None = None
@@ -140,19 +139,24 @@ class ModelRunner:
         """Rows of each decode of the last step."""
 
     @property
-    def draft_pool(self) -> KVPagePool | None:
-        """Pages of the MTP layer; None where it is not run."""
-        return self.proposer.pool if self.proposer else None
+    def draft_pools(self) -> list[KVPagePool]:
+        """Pages of what drafts."""
+        return [own.pool for own in self.proposers.values() if own.pool is not None]
 
     @property
     def all_pools(self) -> list[KVPagePool]:
-        """The pools of the model's groups and of its MTP layer."""
-        return [*self.pools, self.draft_pool] if self.draft_pool else self.pools
+        """The pools of the model's groups and of what drafts."""
+        return [*self.pools, *self.draft_pools]
 
     def decode_graphs(self, capturer: Capturer, shapes: Sequence[GraphShape]) -> DecodeGraphRunner:
         """Graphs of its decodes, to be captured in the order of these shapes."""
-        return DecodeGraphRunner(self.tables, self.proposer, self._decode_logits, capturer, shapes,
+        return DecodeGraphRunner(self.tables, self._captured, self._decode_logits, capturer, shapes,
                                  self.force)
+
+    @property
+    def _captured(self) -> Proposer | None:
+        """What makes drafts within graphs."""
+        return next(iter(self.proposers.values()), None)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Run one step to its end."""
@@ -206,7 +210,7 @@ class ModelRunner:
             self._run(plan, step, up, out)
         else:
             self._replay(captured, step, up, out)
-        if plan.drafts and self._hook is not None and self.proposer is None and len(step.slots):
+        if plan.drafts and self._hook is not None and not self.proposers and len(step.slots):
             self._propose_with(self._hook, step, plan.drafts)
         if "masked" in step.staged:
             slots = self.arrays.long(up[step.staged["masked"]])
@@ -236,26 +240,32 @@ class ModelRunner:
 
     def _run(self, plan: StepPlan, step: InputBatch, up: Upload, out: LaunchedStep) -> None:
         """Run the step operation by operation, or its layers from piecewise graphs."""
-        recurrent, proposer = self._recurrent(plan, step), self.proposer
-        if proposer is None or not proposer.needs_hidden(step, plan.drafts):
+        recurrent, normed = self._recurrent(plan, step), None
+        if any(own.needs_hidden(step, made) for own, made in self._drafting(plan)):
+            normed = self.model.norm_rows(self._all_rows(step, recurrent))
+            wanted = normed.index_select(0, step.batches[0].logit_rows)
+            emitted = self._sample_rows(step, wanted, self.model.head_logits, up, out)
+            if step.pooled:
+                self._pool(step.pooled, wanted[-_rows_of(step.pooled):], out)
+        else:
             wanted = self.wanted_rows(step, recurrent)
-            self._sample_rows(step, wanted, self.model.logits, up, out)
+            emitted = self._sample_rows(step, wanted, self.model.logits, up, out)
             if step.pooled:
                 self._pool(step.pooled, self.model.norm_rows(wanted[-_rows_of(step.pooled):]), out)
-            return
-        normed = self.model.norm_rows(self._all_rows(step, recurrent))
-        wanted = normed.index_select(0, step.batches[0].logit_rows)
-        emitted = self._sample_rows(step, wanted, self.model.head_logits, up, out)
-        if step.pooled:
-            self._pool(step.pooled, wanted[-_rows_of(step.pooled):], out)
         rows, counts = (emitted.rows, emitted.counts) if emitted else (None, None)
-        proposer.propose(step, plan.drafts, rows, counts, normed)
+        for own, made in self._drafting(plan):
+            own.propose(step, made, rows, counts, normed)
+
+    def _drafting(self, plan: StepPlan) -> Iterator[tuple[Proposer, int]]:
+        """What makes drafts, and how many each makes now."""
+        for method, own in self.proposers.items():
+            yield own, plan.drafts if plan.draft_method in (method, "") else 0
 
     def _decode_logits(self, step: InputBatch) -> tuple[Tensor | None, Tensor]:
         """What graphs of decodes capture: every row after the final norm, where drafts are made of
         them, and logits."""
         rows = self._all_rows(step, self._recurrent(StepPlan(0, 0), step))
-        if self.proposer is None:
+        if self._captured is None:
             return None, self.model.logits(rows)
         normed = self.model.norm_rows(rows)
         return normed, self.model.head_logits(normed)

@@ -1,4 +1,4 @@
-"""Proposes drafts after a step was sampled: the MTP layer over its rows, then chained.
+"""Proposes drafts after a step was sampled; the MTP layer does it over its rows, then chained.
 
 Row p of the layer takes the target's hidden state of position p and token p + 1, and keeps its keys
 and values at position p: in pages of its own, which the page table of full attention names.
@@ -8,6 +8,7 @@ Nothing here waits for the device.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,13 +23,34 @@ from actorium.gpu.step.tables import SlotTables
 from actorium.kernels.sampling_tables import LIMIT
 
 
+class Proposer(Protocol):
+    """Makes drafts after each step."""
+
+    pool: KVPagePool | None
+    """What it keeps of sequences, by the pages of full attention; None: nothing in pages."""
+
+    def needs_hidden(self, step: InputBatch, drafts: int) -> bool:
+        """Whether it needs the step's hidden states to make so many drafts, or to make any later
+        on (0)."""
+
+    def propose(self, step: InputBatch, drafts: int, sampled: Array, counts: Array,
+                hidden: Tensor | None) -> None:
+        """Write so many drafts per sampled sequence to the tables; 0: only take the step in.
+
+        sampled: i64[rows], what was sampled for each row (None: there are none); counts:
+        i64[sequences], how many of its rows each emitted; hidden: [T, hidden], of every row after
+        the model's final norm; None where nobody needs them.
+        """
+
+
 class MTPProposer:
     """Makes drafts with a model's MTP layer."""
 
     def __init__(self, drafter: MtpDrafter, pool: KVPagePool, tables: SlotTables,
                  group: int) -> None:
         """pool: of the layer; group: of the model's layers with full attention."""
-        self.pool, self._drafter, self._tables, self._group = pool, drafter, tables, group
+        self.pool: KVPagePool | None = pool
+        self._pages, self._drafter, self._tables, self._group = pool, drafter, tables, group
 
     def needs_hidden(self, step: InputBatch, drafts: int) -> bool:
         """Whether the step's hidden states are needed: for drafts, or to keep a prompt's keys and
@@ -36,21 +58,18 @@ class MTPProposer:
         return drafts > 0 or step.extends is not None
 
     def propose(self, step: InputBatch, drafts: int, sampled: Array, counts: Array,
-                hidden: Tensor) -> None:
-        """Run the layer over the step, and write so many drafts per sampled sequence to the tables.
-
-        sampled: i64[rows], what was sampled for each row (None: there are none); counts:
-        i64[sequences], how many of its rows each emitted; hidden: [T, hidden], of every row after
-        the model's final norm.
-        """
+                hidden: Tensor | None) -> None:
+        """Run the layer over the step; see `Proposer`."""
+        if hidden is None:
+            return
         batch, tensor = step.batches[self._group], self._tables.arrays.tensor
         tokens = tensor(self._following(step, sampled))
         if not drafts or sampled is None:
             batch, n = _extends_alone(batch), batch.extend_tokens
-            self._drafter.forward(tokens[:n], hidden[:n], batch, self.pool, batch.logit_rows)
+            self._drafter.forward(tokens[:n], hidden[:n], batch, self._pages, batch.logit_rows)
             return
         wanted = tensor(self._last_rows(step, batch.extend_tokens, counts))
-        out = self._drafter.forward(tokens, hidden, batch, self.pool, wanted)
+        out = self._drafter.forward(tokens, hidden, batch, self._pages, wanted)
         self._chain(step, drafts, out)
 
     def _following(self, step: InputBatch, sampled: Array) -> Array:
@@ -100,7 +119,7 @@ class MTPProposer:
                 arrays.tensor(long(where(place < t.max_len, place, t.max_len - 1))),
                 arrays.tensor(long(where(ended | (at >= limit), 0, index))), [], 0, len(rows),
                 pages, arrays.tensor(where(ended, 1, at + 1)), bound - 1 + i, rows)
-            out = self._drafter.forward(arrays.tensor(token), out, batch, self.pool, None)
+            out = self._drafter.forward(arrays.tensor(token), out, batch, self._pages, None)
             token = self._likeliest(out)
             t.drafts.tokens[slots, i] = token
 
@@ -112,14 +131,16 @@ class MTPProposer:
         return logits.argmax(1)
 
 
-def make_proposer(drafter: MtpDrafter | None, shape: ModelShape, pool: KVPagePool | None,
-                  tables: SlotTables) -> MTPProposer | None:
-    """A model's proposer, whose keys and values are in this pool; None without one."""
-    if pool is None:
-        return None
-    assert drafter is not None
-    full = [group.window for group in shape.groups].index(0)
-    return MTPProposer(drafter, pool, tables, full)
+def make_proposers(drafter: MtpDrafter | None, shape: ModelShape, pool: KVPagePool | None,
+                   tables: SlotTables) -> dict[str, Proposer]:
+    """A model's proposers, by method. pool: of keys and values of the MTP layer; None: it has
+    none."""
+    proposers: dict[str, Proposer] = {}
+    if pool is not None:
+        assert drafter is not None
+        full = [group.window for group in shape.groups].index(0)
+        proposers["mtp"] = MTPProposer(drafter, pool, tables, full)
+    return proposers
 
 
 def _extends_alone(batch: ForwardBatch) -> ForwardBatch:

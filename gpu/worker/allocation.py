@@ -29,7 +29,7 @@ from actorium.gpu.plan.non_cache_memory import (
 from actorium.gpu.plan.sizes import device_budget, page_table_width
 from actorium.gpu.step.pools import make_draft_pool, make_pools
 from actorium.gpu.step.runner import ModelRunner
-from actorium.gpu.step.speculation import make_proposer
+from actorium.gpu.step.speculation import make_proposers
 from actorium.gpu.step.staging import device_arrays
 from actorium.gpu.step.states import StatePool
 from actorium.gpu.step.tables import SlotTables
@@ -73,7 +73,7 @@ def allocate(config: Config, model: LoadedModel, device: torch.device, report: R
         runner.states = make_states(config, shape, slots, plan.checkpoints, device)
     pages = [pool.pages for pool in plan.pools]
     runner.pools = make_pools(shape, pages[:len(shape.groups)], size, dtype, device)
-    runner.proposer = make_proposer(model.drafter, shape, make_draft_pool(
+    runner.proposers = make_proposers(model.drafter, shape, make_draft_pool(
         shape, pages[-1], size, dtype, device), tables)
     attention = attention_bytes(*as_served(shape, demand), device.type,
                                 torch_attends(config, shape, device.type))
@@ -95,7 +95,7 @@ def first_runner(config: Config, model: LoadedModel, device: torch.device) -> Mo
     sinks = make_pools(shape, [1] * len(shape.groups), size, dtype, device)
     runner = ModelRunner(model, sinks, tables, make_states(config, shape, slots, 0, device),
                          force=parse_acceptance(config.speculation.force_acceptance))
-    runner.proposer = make_proposer(model.drafter, shape, make_draft_pool(
+    runner.proposers = make_proposers(model.drafter, shape, make_draft_pool(
         shape, 1, size, dtype, device), tables)
     return runner
 

@@ -292,7 +292,7 @@ class ComputeThread:
         start = perf_counter()
         ahead = PagePrefault(opened.runner.pools,
                              STEPS_AHEAD * self._ctx.config.scheduler.max_num_batched_tokens,
-                             opened.runner.draft_pool)
+                             opened.runner.draft_pools)
         ahead.all()
         opened.ready.load_seconds["allocate"] += perf_counter() - start
         gc.freeze()  # torch's objects live as long as the process: nothing to collect

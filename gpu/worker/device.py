@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 from actorium.actors.config.graph_settings import why_no_graphs
-from actorium.actors.config.parsed_values import chooses_passes
+from actorium.actors.config.parsed_values import chooses_passes, parse_speculative
 from actorium.actors.config.tree import Config, DeviceConfig
 from actorium.actors.core import Context
 from actorium.actors.errors import BadConfig
@@ -188,10 +188,22 @@ def _ready(config: Config, epoch: int, runner: ModelRunner, shape: ModelShape, i
         slots=tables.slots, max_model_len=shape.max_model_len, vocab_size=shape.vocabulary,
         device=info.device, checkpoints=states.checkpoints if states else 0,
         recurrent=states is not None, load_seconds=seconds, drafts=tables.drafts.max_drafts,
-        rank=place.rank, inexact=info.inexact, pooling=list(pooling.tasks) if pooling else [],
+        draft_methods=_draft_methods(config, runner), rank=place.rank, inexact=info.inexact,
+        pooling=list(pooling.tasks) if pooling else [],
         whole_prompts=pooling is not None and not pooling.causal,
         adapters=runner.adapters.layers.slots if runner.adapters else 0,
         **tier_capacity(runner, config))
+
+
+def _draft_methods(config: Config, runner: ModelRunner) -> dict[str, int]:
+    """What makes drafts, and how many at most. Raises `BadConfig` where what was asked for cannot
+    be had."""
+    asked = parse_speculative(config.speculation.speculative)
+    missing = [method for method in asked.methods if method not in runner.proposers]
+    if missing and not asked.auto:
+        raise BadConfig(f"speculative: nothing makes drafts by {missing[0]} here",
+                        "speculation.speculative")
+    return {method: most for method, most in asked.methods.items() if method in runner.proposers}
 
 
 def join_ranks(ctx: Context) -> tuple[RankGroup, StepGate]:

@@ -115,12 +115,12 @@ def tier_capacity(runner: ModelRunner, config: Config) -> dict[str, Any]:
 
 
 def _kinds(runner: ModelRunner) -> list[list[Tensor]]:
-    """What is kept: the pages of each group, those of the layer that drafts with the first, and
+    """What is kept: the pages of each group, those of what drafts with the first, and
     checkpoints, whose first row is unused."""
     size = runner.tables.page_size
     kinds = [[own.unflatten(1, (-1, size)) for own in pool.stacks] for pool in runner.pools]
-    if runner.draft_pool:
-        kinds[0] += [own.unflatten(1, (-1, size)) for own in runner.draft_pool.stacks]
+    for pool in runner.draft_pools:
+        kinds[0] += [own.unflatten(1, (-1, size)) for own in pool.stacks]
     states = runner.states
     if states is not None and states.checkpoints:
         kinds.append([part[:, states.live - 1:] for part in states.committed])

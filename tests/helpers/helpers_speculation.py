@@ -16,7 +16,7 @@ from actorium.actors.params import ResolvedParams
 from actorium.gpu.plan.sizes import page_table_width
 from actorium.gpu.step.pools import make_draft_pool, make_pools
 from actorium.gpu.step.runner import ModelRunner, ProposeHook
-from actorium.gpu.step.speculation import make_proposer
+from actorium.gpu.step.speculation import make_proposers
 from actorium.gpu.step.staging import DeviceArrays, HostArrays
 from actorium.gpu.step.states import StatePool
 from actorium.gpu.step.tables import SlotTables
@@ -50,8 +50,8 @@ def make_runner(model: Any, drafts: int, propose: ProposeHook | None = None, slo
     for pool in (*pools, *([own] if own else [])):
         for pages_of in pool.tensors:
             pages_of.fill_(RUBBISH)
-    proposer = make_proposer(getattr(model, "drafter", None), shape, own, tables)
-    return ModelRunner(model, pools, tables, states, proposer, propose, force)
+    proposers = make_proposers(getattr(model, "drafter", None), shape, own, tables)
+    return ModelRunner(model, pools, tables, states, proposers, propose, force)
 
 
 class Guess:

@@ -65,8 +65,7 @@ class Untouched:
             free.append(torch.tensor(sorted((set(range(1, pool.pages)) - held)
                                             | set(more[group])), dtype=torch.int64))
         pools = [*zip(runner.pools, free, strict=True)]
-        if runner.draft_pool is not None:
-            pools.append((runner.draft_pool, free[windows.index(0)]))
+        pools += [(own, free[windows.index(0)]) for own in runner.draft_pools]
         for pool, pages in pools:
             for number, layer in enumerate(pool.tensors):
                 yield Part(f"a freed page of layer {number}", _bytes(layer, pool.pages), pages)

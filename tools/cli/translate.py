@@ -11,7 +11,7 @@ from typing import Any
 
 from actorium.actors.config import sources as settings
 from actorium.actors.config.flag_names import switch_forms
-from actorium.actors.config.parsed_values import AUTO_DRAFTS, MAX_DRAFTS
+from actorium.actors.config.parsed_values import DRAFTS, MAX_DRAFTS
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.models import model_dir as models
@@ -158,7 +158,7 @@ def _drafts(given: dict[str, tuple[Any, str]]) -> int:
     if key not in given and "draft_tokens" in given:
         key, more = "draft_tokens", 1
     if key not in given:
-        return AUTO_DRAFTS
+        return DRAFTS["mtp"]
     value, origin = given[key]
     try:
         number = settings.coerce(int, value)

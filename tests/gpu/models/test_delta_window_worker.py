@@ -45,8 +45,8 @@ def opened(path: Path, drafts: int) -> tuple[OpenedDevice, Config]:
 def test_the_worker_allocates_what_is_planned(drafts: int, tmp_path: Path) -> None:
     worker, config = opened(tmp_path, drafts)
     plan, runner = make_plan(worker.runner.model.shape, demand_of(config), BUDGET), worker.runner
-    states, own = runner.states, runner.draft_pool
-    assert states is not None and own is not None
+    states, (own,) = runner.states, runner.draft_pools
+    assert states is not None
     assert states.drafts == drafts and plan.state.window > 0
     assert states.bytes == 3 * sum(plan.state) + 2 * plan.state.checkpoint
     assert sum(pool.bytes for pool in runner.pools) + own.bytes + states.bytes == plan.used

@@ -238,11 +238,12 @@ def test_speculation_changes_nothing(make: Make, name: str, drafts: int) -> None
 def test_the_layer_that_drafts_has_pages_in_fp8_too(make: Make, name: str) -> None:
     model = load(make(name), speculative="auto")
     runner = make_runner(model, 2, mtp=True, kv_dtype=E4M3)
-    assert runner.draft_pool is not None and runner.draft_pool.layers[0].dtype is E4M3
+    (own,) = runner.draft_pools
+    assert own.layers[0].dtype is E4M3
     want = GREEDY.plain(model, {"kv_dtype": E4M3})
     got = GREEDY.ring(runner, speculative="mtp:2,fixed").run()
     assert tokens_of(got) == tokens_of(want)
-    written = runner.draft_pool.layers[0].float()
+    written = own.layers[0].float()
     assert (written != RUBBISH).any() and written.isfinite().all()
 
 

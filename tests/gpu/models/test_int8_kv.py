@@ -135,11 +135,12 @@ def test_speculation_changes_nothing(make: Make, name: str, drafts: int) -> None
 def test_the_layer_that_drafts_has_pages_in_int8_too(make: Make, name: str) -> None:
     model = load(make(name), "int8", speculative="auto")
     runner = make_runner(model, 2, mtp=True, kv_dtype=INT8)
-    assert runner.draft_pool is not None and runner.draft_pool.layers[0].dtype is INT8
+    (own,) = runner.draft_pools
+    assert own.layers[0].dtype is INT8
     want = GREEDY.plain(model, {"kv_dtype": INT8})
     got = GREEDY.ring(runner, speculative="mtp:2,fixed").run()
     assert tokens_of(got) == tokens_of(want)
-    (scales,) = runner.draft_pool.scales
+    (scales,) = own.scales
     assert (scales != RUBBISH).any() and scales.isfinite().all()
 
 

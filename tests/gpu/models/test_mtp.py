@@ -36,7 +36,7 @@ from actorium.gpu.plan.sizes import page_table_width
 from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.step.pools import KVPagePool, make_draft_pool, make_pools
 from actorium.gpu.step.runner import ModelRunner
-from actorium.gpu.step.speculation import make_proposer
+from actorium.gpu.step.speculation import make_proposers
 from actorium.gpu.step.staging import HostArrays
 from actorium.gpu.step.tables import SlotTables
 from actorium.gpu.weights.dtypes import TORCH_DTYPES
@@ -306,8 +306,10 @@ def test_in_the_workers_steps(drafts: int, tmp_path: Path) -> None:
     case, shape = Case(model, oracle, mtp, tmp_path), model.shape
     tables = SlotTables(HostArrays(CPU), 3, page_table_width(256, 4), 4, 199, 256, drafts=drafts)
     dtype = TORCH_DTYPES[shape.dtype]
-    proposer = make_proposer(model.drafter, shape, KVPagePool(shape, 40, 4, dtype, CPU, 1), tables)
-    runner = ModelRunner(model, make_pools(shape, [40], 4, dtype, CPU), tables, proposer=proposer)
+    proposers = make_proposers(model.drafter, shape, KVPagePool(shape, 40, 4, dtype, CPU, 1),
+                               tables)
+    runner = ModelRunner(model, make_pools(shape, [40], 4, dtype, CPU), tables,
+                         proposers=proposers)
     pages = np.array([[1, i, 5 + i] for i in range(20)], np.int32)
     admit = Admit(1, np.array(ids, np.int32).tobytes(), 21, 0, b"",
                   ResolvedParams(max_tokens=24, temperature=0.0), 1)

@@ -170,7 +170,7 @@ def test_planned_bytes_are_allocated(tmp_path: Path) -> None:
         assert [pool.pages for pool in runner.all_pools] == [pool.pages for pool in plan.pools]
         assert runner.states is not None and not runner.tables.sequences
         assert runner.states.bytes + sum(pool.bytes for pool in runner.all_pools) == plan.used
-        assert (runner.draft_pool is not None) == (drafts > 0)
+        assert len(runner.draft_pools) == (drafts > 0)
         measured, planned = own.footprint.measured, own.footprint.planned
         assert measured["pages"] == planned["pages"] and measured["states"] == planned["states"]
         assert measured["tables"] == planned["tables"]
@@ -182,7 +182,7 @@ def test_drafts_without_a_drafter_are_refused(tmp_path: Path) -> None:
     write_hybrid(promised, DENSE, 5, mtp_num_hidden_layers=1)
     for path in (plain, promised):
         _, own = opened(path, "auto")
-        assert own.ready.drafts == 0 and own.runner.draft_pool is None
+        assert own.ready.drafts == 0 and not own.runner.draft_pools
     with pytest.raises(BadConfig, match="speculative: Qwen3ForCausalLM"):
         opened(plain, "mtp:2")
     with pytest.raises(BadModel, match="mtp"):
