@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from actorium.actors.config.adapter_settings import AdapterConfig
 from actorium.actors.config.cluster_settings import ClusterConfig
+from actorium.actors.config.kv_event_settings import KVEventConfig
 from actorium.actors.config.media_settings import MediaConfig
 from actorium.actors.config.models_settings import ModelsConfig
 from actorium.actors.config.parsed_values import hashed
@@ -471,6 +472,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     gateway: GatewayConfig = GatewayConfig()
     media: MediaConfig = MediaConfig()
     adapters: AdapterConfig = AdapterConfig()
+    kv_events: KVEventConfig = KVEventConfig()
     cluster: ClusterConfig = ClusterConfig()
     models: ModelsConfig = ModelsConfig()
     runtime: RuntimeConfig = RuntimeConfig()

@@ -13,6 +13,7 @@ from actorium.actors.config.attention_names import asked_backends
 from actorium.actors.config.call_format_names import TOOL_PARSERS
 from actorium.actors.config.cluster_settings import cluster_rules, clustered
 from actorium.actors.config.graph_settings import LEVELS, MOST_TOKENS, batch_setting, token_setting
+from actorium.actors.config.kv_event_settings import kv_event_rules
 from actorium.actors.config.media_settings import media_rules
 from actorium.actors.config.models_settings import models_rules, serves_models
 from actorium.actors.config.parsed_values import (
@@ -66,6 +67,7 @@ def validate(config: Config) -> Config:
                             *_scheduler_rules(config.scheduler), *_device_rules(config.device),
                             *_process_rules(config), *media_rules(config.media),
                             *adapter_rules(config.adapters),
+                            *kv_event_rules(config.kv_events, config.memory.prefix_cache),
                             *cluster_rules(config.cluster),
                             *models_rules(config.models, config.model.model),
                             *_several_models_rules(config)):
