@@ -57,6 +57,7 @@ OF_TLS = ("ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs", "ssl_cert_reqs"
 """Fields that say how TLS is spoken, where it is."""
 KEY = ("must be printable, not empty, and without spaces around it: callers could not send it, and "
        "none at all is not to open the doors")
+REMOTE = re.compile(r"rediss?://[^@/\s]+(/\d*)?(\?[^@\s]*)?")
 Rule = tuple[str, bool, str]
 """(section.field, whether its value is valid, what it must be)"""
 
@@ -134,6 +135,13 @@ def _memory_rules(mem: MemoryConfig) -> list[Rule]:
         ("memory.kv_cache_bytes", mem.kv_cache_bytes >= 1 << 16, "must be at least 64 KiB"),
         ("memory.host_cache", mem.host_cache >= 0, "must not be negative"),
         ("memory.disk_cache", not (fault := disk_cache_fault(mem.disk_cache)), fault),
+        ("memory.remote_cache", not mem.remote_cache
+         or REMOTE.fullmatch(mem.remote_cache) is not None, "must be redis://HOST:PORT/DB, or "
+         "rediss://, without a password (remote_cache_password_file)"),
+        ("memory.remote_cache", not (mem.remote_cache and mem.disk_cache),
+         "cannot be combined with disk_cache"),
+        ("memory.remote_cache_password_file",
+         bool(mem.remote_cache) or not mem.remote_cache_password_file, "goes with remote_cache"),
         ("memory.disk_timeout", 0 < mem.disk_timeout < math.inf, "must be above 0 and finite"),
         ("memory.kv_cache_dtype", mem.kv_cache_dtype in KV_DTYPES,
          f"must be one of {', '.join(KV_DTYPES)}"),
