@@ -5,12 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers_parsing import parse_all
+from helpers_parsing import in_parts
 from helpers_plugins import write_example
 
 from actorium.actors.config.reasoning_formats import REASONING_FORMATS
 from actorium.actors.gateway.api.call_grammar import holds_demand
-from actorium.actors.gateway.api.offered_tools import ToolSelection
+from actorium.actors.gateway.api.offered_tools import (
+    Function,
+    NamedFunction,
+    NamedTool,
+    Tool,
+    ToolSelection,
+)
 from actorium.actors.gateway.parsers.call_formats import FORMATS, call_marks, detect_call_format
 from actorium.actors.gateway.parsers.parser_factory import (
     ModelTemplates,
@@ -59,7 +65,7 @@ def test_rows_are_read_by_our_parsers(example: None) -> None:
     factory = ParserFactory("auto", "auto", ModelTemplates(TEMPLATE, TEMPLATE))
     assert (factory.tools, factory.reasoning) == ("example_marks", "example_reasons")
     text = '<reasons>why</reasons>so <do>{"name": "f", "arguments": {"n": 1}}</do>'
-    found = joined(parse_all(factory.parser(SCHEMAS, None, True, Thought.MAY), text))
+    found = joined(list(in_parts(factory.parser(SCHEMAS, None, True, Thought.MAY), [text])))
     assert found == ("why", "so", ["f"], '{"n": 1}')
 
 
@@ -75,5 +81,6 @@ def test_a_parser_of_its_own(example: None) -> None:
 
 def test_demanded_calls_of_such_a_parser_are_json(example: None) -> None:
     """No grammar can hold its form: what is demanded must come all the same."""
-    tools = ToolSelection([], "f", True)
+    tool = Tool("function", Function("f", parameters=SCHEMAS["f"]))
+    tools = ToolSelection([tool], NamedTool("function", NamedFunction("f")), True)
     assert not holds_demand("example_lines", tools) and holds_demand("example_marks", tools)

@@ -4,16 +4,16 @@ again; and cost nothing where none is named."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from helpers_kinds import write_kind
 from helpers_plugins import EXAMPLE
-from helpers_speculation import Work, make_runner, tokens_of
-from helpers_worker import CPU, Output
+from helpers_speculation import Hand, Work, make_runner, tokens_of
+from helpers_worker import CPU, Output, Ring
 from torch import Tensor
 from transformers import NoRepeatNGramLogitsProcessor
 
@@ -23,7 +23,6 @@ from actorium.actors.plugins.logits_processors import LogitsProcessor, Processed
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.step import token_history
 from actorium.gpu.step.logits_processing import LogitsProcessing
-from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.staging import DeviceArrays, HostArrays
 
 VOCAB_STEP = 7
@@ -87,9 +86,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return load_model(path, Config(model=ModelConfig(max_model_len=96)), CPU, lambda *_: None)
 
 
-Made = Callable[[ModelRunner], ModelRunner]
-
-
 @pytest.fixture
 def witness() -> Witness:
     return Witness()
@@ -119,15 +115,13 @@ def test_rows_see_the_tokens_of_their_own_sequence(model: Any, witness: Witness)
 @pytest.mark.parametrize("arrays", [HostArrays, DeviceArrays])
 def test_each_alone_gives_the_same(model: Any, arrays: Any) -> None:
     together = WORK.plain(model, {"arrays": arrays})
-    for i, want in enumerate(together):
-        ring = make_runner(model, 0, arrays=arrays)
-        alone = Work([PROMPTS[i]], [WORK.params[i]]).ring(ring)
-        # The seed of a request is its number.
-        if WORK.params[i].temperature == 0:
-            assert tokens_of(alone.run()) == tokens_of([want])
-        without = Work([PROMPTS[i]], [named(temperature=0.0)]).plain(model)
-        if WORK.params[i].processors:
-            assert without[0].tokens != want.tokens
+    for i, (prompt, params) in enumerate(zip(PROMPTS, WORK.params, strict=True)):
+        ring = Ring(make_runner(model, 0, arrays=arrays))
+        ring.submit(prompt, params, i + 1)
+        ring.submit(prompt, msgspec.structs.replace(params, processors=()), i + 1)
+        alone, without = ring.run()
+        assert alone.tokens == together[i].tokens
+        assert (without.tokens != alone.tokens) == bool(params.processors)
 
 
 @pytest.mark.usefixtures("plugged")
@@ -144,17 +138,15 @@ def test_drafts_change_nothing(model: Any, drafts: int, arrays: Any) -> None:
 @pytest.mark.usefixtures("plugged")
 def test_preemption_and_chunks_change_nothing(model: Any) -> None:
     want = tokens_of(WORK.plain(model))
-    for ring in ({"force_preempt_every": 3}, {"max_num_batched_tokens": 8},
-                 {"max_num_seqs": 2, "force_preempt_every": 4}):
-        assert tokens_of(WORK.plain(model, **ring)) == want
+    for slots, ring in ((9, {"force_preempt_every": 3}), (9, {"budget": 8}),
+                        (3, {"force_preempt_every": 4, "overlap": False})):
+        assert tokens_of(WORK.plain(model, {"slots": slots}, **ring)) == want
 
 
 @pytest.mark.usefixtures("plugged")
 def test_a_new_worker_goes_on_from_the_tokens(model: Any) -> None:
     """As after a death: what was emitted comes back with the admission."""
     (whole,) = Work([PROMPTS[0]], [named(WITNESS)]).plain(model)
-    from helpers_speculation import Hand
-
     hand = Hand(make_runner(model, 0))
     seq = hand.admit([*PROMPTS[0], *whole.tokens[:5]], named(WITNESS), 0, len(PROMPTS[0]))
     while not seq.finish:
@@ -176,8 +168,8 @@ def test_nothing_is_kept_or_run_where_none_is_named(model: Any,
 @pytest.mark.usefixtures("plugged")
 def test_rows_of_history_are_given_back(model: Any) -> None:
     runner = make_runner(model, 0, slots=3)
-    Work(PROMPTS * 4, [named(WITNESS, max_tokens=3)] * 24).ring(runner, max_num_seqs=2).run()
-    assert len(runner.tables.history._free) == runner.tables.history.tokens.shape[0] - 1
+    Work(PROMPTS * 4, [named(WITNESS, max_tokens=3)] * 24).ring(runner).run()
+    assert runner.tables.history.tokens.shape[0] == 3, "one for each slot, and the sink"
     runner.tables.clear()
     assert runner.tables.history.tokens is None
 
