@@ -19,6 +19,7 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
 from actorium.actors.errors import InvalidRequest
@@ -40,6 +41,11 @@ MAX_GRAMMAR = 1 << 16
 """Characters of a schema, an expression, a grammar, or of all choices together."""
 MAX_CHOICES = 1024
 MAX_DIMENSIONS = 1 << 20
+MAX_PROCESSORS = 8
+"""Logits processors of one request."""
+MAX_PROCESSOR_NAME = 256
+MAX_PROCESSOR_BYTES = 1 << 16
+"""Of the arguments of all logits processors of a request, as messages."""
 
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -112,6 +118,15 @@ def for_choices(grammar: str, n: int) -> str:
     return WRITTEN + grammar if n > FEW and grammar.startswith(WRITTEN) else grammar
 
 
+class ProcessorCall(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A logits processor that a request names."""
+
+    name: Annotated[str, Meta(max_length=MAX_PROCESSOR_NAME)]
+    """The plug-in's; empty = every processor that has one of these arguments."""
+    args: dict[str, Any] = {}
+    """Its arguments, of JSON values."""
+
+
 class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
                      forbid_unknown_fields=True):
     """How to sample one request. `None` means: the model's generation_config, else the default.
@@ -171,6 +186,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
     thinking_token_budget: int | None = None
     """The most tokens of the completion's thoughts: behind these the text that ends a thought is
     written, and the model goes on with its answer. None = no limit, as is max_tokens or more."""
+    logits_processors: list[ProcessorCall] | None = None
+    """Plug-ins that change the logits before anything else does, in this order."""
 
     def stops(self) -> list[str]:
         """Returns the stop strings as a list."""
@@ -234,6 +251,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
     def _check_tokens(self) -> None:
         _check_ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_IDS)
         _check_ids("logprob_token_ids", self.logprob_token_ids, MAX_LOGPROB_IDS)
+        if self.logits_processors:
+            _check_processors(self.logits_processors)
         if self.logprob_token_ids is not None and self.logprobs:
             raise ValueError("logprob_token_ids: these tokens are shown instead of the likeliest: "
                              f"not with logprobs={self.logprobs}")
@@ -289,6 +308,15 @@ def _check_range(name: str, value: Any, low: float, high: float) -> None:
         raise ValueError(f"{name}: must be between {low} and {high}, got {value}")
 
 
+def _check_processors(calls: list[ProcessorCall]) -> None:
+    if len(calls) > MAX_PROCESSORS:
+        raise ValueError(f"logits_processors: at most {MAX_PROCESSORS}, got {len(calls)}")
+    size = len(msgspec.msgpack.encode(calls))
+    if size > MAX_PROCESSOR_BYTES:
+        raise ValueError(f"logits_processors: {size} bytes of arguments exceed the limit of "
+                         f"{MAX_PROCESSOR_BYTES}")
+
+
 def _check_ids(name: str, ids: list[int] | None, limit: int) -> None:
     if ids is None:
         return
@@ -332,6 +360,8 @@ class ResolvedParams(Struct, frozen=True, array_like=True, forbid_unknown_fields
     tokens, bad words, budgets of thoughts)."""
     logprob_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_LOGPROB_IDS)] = ()
     """Tokens whose logprobs are reported instead of those of the likeliest ones."""
+    processors: Annotated[tuple[ProcessorCall, ...], Meta(max_length=MAX_PROCESSORS)] = ()
+    """Logits processors, in the order in which they are applied."""
 
 
 class ResolvedPooling(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):

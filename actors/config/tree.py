@@ -466,6 +466,10 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     /v1/traces)."""
     otlp_service_name: str = "actorium"
     """The name of the service that traces show."""
+    plugins: str = "all"
+    """Packages whose plug-ins are used: all (that are installed) | none | names, with commas
+    between; one that is named and cannot be used refuses the start. `actorium plugins` lists them;
+    docs/plugins.md"""
     record_prompts: bool = False
     """Keep prompts and completions in recordings; off = only which of them begin alike."""
 

@@ -39,6 +39,8 @@ from actorium.actors.errors import BadConfig
 from actorium.actors.messages import RESERVED_TEMPLATE_ARGS, Tenant
 from actorium.actors.models.model_dir import MAX_NEW_TOKENS, SAMPLING_DEFAULTS
 from actorium.actors.params import MAX_N, SamplingParams
+from actorium.actors.plugins.entry_points import REASONING_PARSERS, has_plugin
+from actorium.actors.plugins.entry_points import TOOL_PARSERS as TOOL_PARSER_GROUP
 from actorium.actors.runtime.http.allowed_hosts import names
 from actorium.actors.runtime.security import endpoints
 
@@ -52,6 +54,7 @@ MODEL_IMPLS = ("auto", "actorium", "transformers")
 KV_DTYPES = (*DTYPES, "fp8_e4m3", "fp8_e5m2", "int8")
 TRACE_PROTOCOLS = ("grpc", "http/protobuf")
 _ENDPOINT = re.compile(r"(https?://)?(\[[0-9a-fA-F:.]+\]|[\w.-]+)(:\d+)?(/[^\s?#]*)?")
+_PACKAGE = re.compile(r" *[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])? *")
 OF_TLS = ("ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers",
           "ssl_refresh")
 """Fields that say how TLS is spoken, where it is."""
@@ -222,7 +225,7 @@ def _process_rules(c: Config) -> list[Rule]:
         ("recovery.request_budget", v.request_budget >= 1, "must be at least 1 second"),
         ("probes.probe_port", port is None or 0 <= port <= 65535, "must be between 0 and 65535"),
         ("probes.probe_host", bool(c.probes.probe_host), "must not be empty"),
-        *_gateway_rules(c.gateway),
+        *_gateway_rules(c.gateway, r.plugins),
         ("runtime.name", name_ok, "must be 1 to 40 letters, digits, '-', '_' or '.', "
          "a letter or digit first"),
         ("runtime.heartbeat", 0.01 <= r.heartbeat <= 60, "must be between 0.01 and 60 seconds"),
@@ -242,6 +245,8 @@ def _process_rules(c: Config) -> list[Rule]:
          f"must be {' or '.join(TRACE_PROTOCOLS)}"),
         ("runtime.otlp_service_name", 0 < len(r.otlp_service_name) <= 256
          and r.otlp_service_name.isprintable(), "must be 1 to 256 printable characters"),
+        ("runtime.plugins", all(map(_PACKAGE.fullmatch, r.plugins.split(","))),
+         "must be all, none or names of packages with commas between"),
         ("runtime.recorder_bytes", r.recorder_bytes == 0 or r.recorder_bytes >= 1 << 16,
          "must be 0 (off) or at least 64 KiB"),
     ]
@@ -261,7 +266,7 @@ def _is_key(key: str | None) -> bool:
     return key is None or (key != "" and key.isprintable() and key == key.strip())
 
 
-def _gateway_rules(g: GatewayConfig) -> list[Rule]:
+def _gateway_rules(g: GatewayConfig, plugins: str) -> list[Rule]:
     hosts = _wrong_hosts(g.allowed_hosts)
     return [
         ("gateway.port", g.port is None or 0 <= g.port <= 65535, "must be between 0 and 65535"),
@@ -281,9 +286,11 @@ def _gateway_rules(g: GatewayConfig) -> list[Rule]:
         ("gateway.ssl_ca_certs", g.ssl_ca_certs is None or g.ssl_cert_reqs != 0,
          "needs ssl_cert_reqs 1 or 2, without which callers' certificates are not verified"),
         ("gateway.gateways", 1 <= g.gateways <= 64, "must be between 1 and 64"),
-        ("gateway.tool_call_parser", g.tool_call_parser in TOOL_PARSERS,
+        ("gateway.tool_call_parser", g.tool_call_parser in TOOL_PARSERS
+         or has_plugin(plugins, TOOL_PARSER_GROUP, g.tool_call_parser),
          f"must be one of {', '.join(TOOL_PARSERS)}"),
-        ("gateway.reasoning_parser", g.reasoning_parser in (*NAMES, *ALIASES),
+        ("gateway.reasoning_parser", g.reasoning_parser in (*NAMES, *ALIASES)
+         or has_plugin(plugins, REASONING_PARSERS, g.reasoning_parser),
          f"must be one of {', '.join(NAMES)}"),
         ("gateway.max_body_bytes",
          g.max_body_bytes is None or 1 << 10 <= g.max_body_bytes <= 64 << 20,

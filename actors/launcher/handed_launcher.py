@@ -47,7 +47,7 @@ from actorium.actors.launcher.handover import (
     write_outcome,
 )
 from actorium.actors.launcher.launcher import Launcher
-from actorium.actors.launcher.preflight import check_all
+from actorium.actors.launcher.preflight import check_all, with_installed_plugins
 from actorium.actors.launcher.stopping import SIGNALS
 from actorium.actors.messages import Fatal
 from actorium.actors.runtime.http.connection_store import ConnectionStore
@@ -183,7 +183,8 @@ class HandedLauncher(Launcher):
         for actor in ending:
             acquit_all(self._actors.run_dir, actor.role)
         self._fault(ENDING)
-        rewrite_private(self._actors.run_dir / "config.json", configs.dump(self.config))
+        rewrite_private(self._actors.run_dir / "config.json",
+                        configs.dump(with_installed_plugins(self.config)))
 
     def _end_all_but_the_relay(self) -> list[ChildProcess]:
         """Waits for their ends, and returns them."""

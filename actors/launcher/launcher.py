@@ -30,7 +30,7 @@ from actorium.actors.config.tree import Config
 from actorium.actors.config.validation import validate
 from actorium.actors.errors import ActoriumError, BadConfig, BadModel, EngineUnavailable
 from actorium.actors.launcher.children import ChildProcess, ChildProcesses, ForkedStarts
-from actorium.actors.launcher.preflight import check_all
+from actorium.actors.launcher.preflight import check_all, with_installed_plugins
 from actorium.actors.launcher.replicas import CLUSTER_INBOX, LocalReplicas
 from actorium.actors.launcher.service_manager import READY, STOPPING, ServiceManager
 from actorium.actors.launcher.stopping import Drain, StopRequests, remove_finished_ledger
@@ -164,7 +164,8 @@ class Launcher:
         check_all(self.config)
         self._run_dir = RunDir(runtime.name, runtime.run_dir)
         path = self._run_dir.path
-        write_private(path / "config.json", configs.dump(self.config))
+        write_private(path / "config.json",
+                      configs.dump(with_installed_plugins(self.config)))
         self._actors = ChildProcesses(path, self.roles, self._poll, self._forks)
         if (password := self.config.gateway.ssl_keyfile_password) is not None:
             os.environ[TLS_PASSWORD] = password  # so that it outlasts an upgrade

@@ -10,14 +10,25 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
+from msgspec import structs
+
+from actorium.actors.config.call_format_names import TOOL_PARSERS
 from actorium.actors.config.cluster_settings import (
     VISIBLE_DEVICES,
     most_local_replicas,
     visible_devices,
 )
+from actorium.actors.config.reasoning_formats import ALIASES, NAMES
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.models.model_dir import is_jinja, takes_media
+from actorium.actors.plugins.entry_points import (
+    MODELS,
+    chosen_packages,
+    load_group,
+    narrowed,
+    refuse_faults,
+)
 from actorium.actors.runtime.roles import serves_http
 from actorium.actors.tracing.tracer_actor import check_exporter
 
@@ -30,7 +41,8 @@ MOST_RANKS = 16
 
 def check_all(config: Config) -> None:
     """Raises `BadConfig` for the first fault that one of these checks finds."""
-    for check in (check_packages, check_machine, check_http, check_keys, check_replicas):
+    for check in (check_packages, check_machine, check_http, check_keys, check_replicas,
+                  check_plugins):
         check(config)
 
 
@@ -108,6 +120,32 @@ def check_replicas(config: Config) -> None:
                             config.device.tensor_parallel_size, os.environ.get(VISIBLE_DEVICES))
         except BadConfig as error:
             raise BadConfig(f"max_{error}", "cluster.max_replicas") from None
+
+
+def check_plugins(config: Config) -> None:
+    """Raises `BadConfig` if a plug-in that a flag names cannot be used. Only these are imported."""
+    plugins, gateway = config.runtime.plugins, config.gateway
+    named = chosen_packages(plugins) or ()
+    narrowed(plugins)
+    calls, thoughts = gateway.tool_call_parser, gateway.reasoning_parser
+    if not named and calls in TOOL_PARSERS and thoughts in (*NAMES, *ALIASES):
+        return
+    from actorium.actors.plugins import parser_plugins
+    from actorium.actors.plugins.logits_processors import load_processors
+
+    refuse_faults(parser_plugins.load_call_formats(plugins), named, calls,
+                  "gateway.tool_call_parser")
+    refuse_faults(parser_plugins.load_reasoning_formats(plugins), named, thoughts,
+                  "gateway.reasoning_parser")
+    refuse_faults(load_processors(plugins), named)
+    # What a family must be is for the worker to check, which serves it.
+    refuse_faults(load_group(plugins, MODELS, lambda _: "") if named else [], named)
+
+
+def with_installed_plugins(config: Config) -> Config:
+    """Returns the configuration of actors: with the packages that have plug-ins now by name."""
+    runtime = structs.replace(config.runtime, plugins=narrowed(config.runtime.plugins))
+    return structs.replace(config, runtime=runtime)
 
 
 def has_driver() -> bool:

@@ -17,6 +17,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from actorium.actors.plugins.entry_points import NONE
 from actorium.actors.runtime.process import (
     EXIT_ORPHAN,
     die_with_parent,
@@ -92,6 +93,12 @@ def _run(role: str, run_dir: str, epoch: int, target: str | None) -> int:
 
 def _build(target: str, ctx: Context) -> Core:
     """The role's core, which writes its steps down where that is wanted."""
+    from actorium.actors.runtime.roles import reads_formats
+
+    if ctx.config.runtime.plugins != NONE and reads_formats(ctx.role):
+        from actorium.actors.plugins.parser_plugins import add_formats
+
+        add_formats(ctx.config.runtime.plugins)
     module, name = target.split(":")
     core: Core = getattr(import_module(module), name)(ctx)
     if ctx.config.runtime.trace_dir is not None:

@@ -112,6 +112,11 @@ def is_gateway(role: str) -> bool:
     return role.split("-")[0] == "gateway"
 
 
+def reads_formats(role: str) -> bool:
+    """Whether the role needs to know the formats of tool calls and reasoning."""
+    return role.split("-")[0] in ("gateway", "tokenizer", "scheduler")
+
+
 def refuses_work(role: str) -> bool:
     """Whether the role refuses new work while the others drain."""
     return role.split("-")[0] in REFUSING

@@ -353,8 +353,9 @@ class TokenizerCore(Core):
             return
         ids = prompt.ids
         pooling = resolve_pooling(message, model.facts, len(ids), prompt.pair_start)
-        resolved = defaults.resolve(message.params, model.facts, len(ids)) if pooling is None \
-            else NOTHING_SAMPLED
+        resolved = NOTHING_SAMPLED if pooling is not None else defaults.resolve(
+            message.params, model.facts, len(ids),
+            model.processors.resolved(message.params.logits_processors))
         wanted, seed = message.params.structured, message.params.seed
         if seed is None:
             seed = 0 if message.params.deterministic else self._seeds.next()

@@ -12,7 +12,13 @@ from actorium.actors.detokenizer.linear_regex import MAX_OF_CHOICES, compiled
 from actorium.actors.errors import ContextOverflow, InvalidRequest, context_overflow
 from actorium.actors.messages import ThoughtRule, TokenRules
 from actorium.actors.models.pooling_shape import PoolingShape
-from actorium.actors.params import MAX_N, ResolvedParams, SamplingParams, TextParams
+from actorium.actors.params import (
+    MAX_N,
+    ProcessorCall,
+    ResolvedParams,
+    SamplingParams,
+    TextParams,
+)
 from actorium.actors.runtime.splitmix64 import splitmix64
 
 
@@ -101,8 +107,10 @@ def check_prompt(ids: Any, facts: ModelFacts, field: str, room: int = 1) -> None
                              f"vocabulary of {facts.vocab_size}", field)
 
 
-def resolve(params: SamplingParams, facts: ModelFacts, prompt_tokens: int) -> ResolvedParams:
+def resolve(params: SamplingParams, facts: ModelFacts, prompt_tokens: int,
+            processors: tuple[ProcessorCall, ...] = ()) -> ResolvedParams:
     """Fills in every default: the request's value, else generation_config.json's, else none.
+    processors: the request's, checked.
 
     max_tokens None = generation_config.json's max_new_tokens, else the rest of the context. More
     than that is cut to it, or raises `ContextOverflow` (`strict_max_tokens`).
@@ -137,6 +145,7 @@ def resolve(params: SamplingParams, facts: ModelFacts, prompt_tokens: int) -> Re
         logprob_ids=tuple(dict.fromkeys(params.logprob_token_ids or ())),
         masked=bool(params.structured or params.allowed_token_ids or params.bad_words
                     or params.thought_limit(max_tokens) is not None),
+        processors=processors,
     )
 
 

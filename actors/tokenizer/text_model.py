@@ -21,6 +21,8 @@ from actorium.actors.messages import MAX_CLIENT_MESSAGE_BYTES, MAX_TURNS, MediaI
 from actorium.actors.models import model_dir as models
 from actorium.actors.models.fim_tokens import KEY, FimTokens, fim_tokens
 from actorium.actors.models.pooling_shape import read_pooling
+from actorium.actors.plugins.entry_points import usable
+from actorium.actors.plugins.logits_processors import ProcessorCalls, load_processors
 from actorium.actors.structured.grammar_validator import GrammarValidator
 from actorium.actors.tokenizer import chat_template as chat
 from actorium.actors.tokenizer import pooling_requests
@@ -82,6 +84,7 @@ class TextModel:
             if self._tokenizer is not None else NONE, max_n=config.scheduler.max_n,
             max_new_tokens=models.max_new_tokens(config.model.generation_config,
                                                  config.model.override_generation_config))
+        self.processors = ProcessorCalls(usable(load_processors(config.runtime.plugins)))
         self.grammars = GrammarValidator(self.path, self.facts)
         self.media = open_prompt_media(config, self.path, self._tokenizer, run_dir)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,13 @@ from actorium.actors.errors import SHOWN, BadConfig, BadModel
 from actorium.actors.models.model_classes import MODEL_TYPES, architecture
 from actorium.actors.models.model_dir import read_config, within
 from actorium.actors.models.pooling_shape import PoolingShape, generating_class, read_pooling
+from actorium.actors.plugins.entry_points import (
+    MODELS,
+    LoadedPlugin,
+    load_group,
+    refuse_faults,
+    usable,
+)
 from actorium.gpu.families import layer_norm_config as ln
 from actorium.gpu.families import tensor_names as names
 from actorium.gpu.families.decoder_config import ConfigReader
@@ -121,6 +129,9 @@ class Architecture(NamedTuple):
     mtp: Callable[[ModelShape], MtpNames] | None = None
     """Where checkpoints have the layer that drafts, which as a decoder layer is number
     `ModelShape.layers`; None where the family has none."""
+    decoder: str = ""
+    """MODULE:CLASS of the `Decoder` that runs it; default: the one that runs layers of these
+    tensors. Only plug-ins name one."""
 
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -211,6 +222,8 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""
+_OWN = frozenset(ARCHITECTURES)
+"""Those that no plug-in has added."""
 
 
 def shape_from_config(
@@ -289,6 +302,7 @@ def read_shape(path: Path, config: Config) -> ModelShape:
         raise BadModel(f"{path}: no such directory")
     where, model, page = path / "config.json", config.model, config.memory.page_size
     raw = read_config(path)
+    add_plugin_families(architecture(raw), config.runtime.plugins)
     shape = shape_from_config(raw, where, model.dtype, model.max_model_len,
                               model.quantization, model.quantization_group,
                               model.quantization_head, model.language_model_only,
@@ -297,6 +311,23 @@ def read_shape(path: Path, config: Config) -> ModelShape:
         raise BadConfig(f"page_size: must divide the chunks of {chunk} tokens to which the model "
                         f"attends, got {page}", "memory.page_size")
     return shape
+
+
+@cache
+def load_plugin_families(plugins: str) -> list[LoadedPlugin]:
+    """Imports the model families of plug-ins. plugins: the value of `--plugins`."""
+    return load_group(plugins, MODELS, lambda value: "" if isinstance(value, Architecture) else
+                      f"must be an Architecture, got {type(value).__name__}",
+                      lambda name: name in _OWN)
+
+
+def add_plugin_families(wanted: str, plugins: str) -> None:
+    """Adds them to `ARCHITECTURES` where a class is none of these. Raises `BadConfig` if the
+    plug-in of just that class cannot be used."""
+    if wanted not in ARCHITECTURES:
+        loaded = load_plugin_families(plugins)
+        refuse_faults(loaded, (), wanted, "model.model")
+        ARCHITECTURES.update(usable(loaded))
 
 
 def _architecture(raw: dict[str, Any], where: Path) -> str:

@@ -199,7 +199,7 @@ class DecodeGraphRunner:
 
     def _draw(self, shape: GraphShape, step: InputBatch, logits: Tensor, needs: int) -> None:
         t = self._tables
-        own = replace(step, flags=np.full(len(step.row_slots), needs, np.uint8), needs=needs)
+        own = replace(step, flags=np.full(len(step.row_slots), needs, np.uint16), needs=needs)
         sample_and_commit(t, own, logits, (), self._force,
                           SamplerBuffers(self._statics.tokens(shape), self._statics.packed(shape)))
 

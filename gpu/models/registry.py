@@ -6,12 +6,13 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 
 import torch
 
 from actorium.actors.config.parsed_values import parse_passes, parse_speculative
 from actorium.actors.config.tree import Config
-from actorium.actors.errors import BadConfig
+from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.models.model_dir import read_config
 from actorium.gpu.attention.backend_choice import select_attention
 from actorium.gpu.attention.capabilities import FP8_PAGES
@@ -59,8 +60,20 @@ OF_LAYERS: dict[LayerTensors, type[Decoder]] = {
     causal_layer: CausalLM, hybrid_layer: HybridLM, deepseek_layer: DeepseekLM,
     granite_hybrid_layer: GraniteLM, parted_layer: PartedLM, gemma_layer: GemmaLM}
 """What runs layers of these tensors."""
-MODELS = {name: OF_LAYERS[own.layer] for name, own in ARCHITECTURES.items()}
-"""What runs each of `ARCHITECTURES`."""
+
+def decoder_of(name: str) -> type[Decoder]:
+    """What runs a class of `ARCHITECTURES`. Raises `BadModel` where a plug-in's names nothing that
+    can."""
+    kind = ARCHITECTURES[name]
+    if not kind.decoder and kind.layer in OF_LAYERS:
+        return OF_LAYERS[kind.layer]
+    try:
+        decoder = resolve_name(kind.decoder)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise BadModel(f"{name}: decoder {kind.decoder!r}: {error}") from None
+    if not (isinstance(decoder, type) and issubclass(decoder, Decoder)):
+        raise BadModel(f"{name}: decoder {kind.decoder!r} is no Decoder")
+    return decoder
 
 
 def load_model(path: Path, config: Config, device: torch.device, progress: Progress,
@@ -90,7 +103,7 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
     require_rank_bits(shape, config.device.exact_ranks, parse_passes(config.device.passes),
                       device.type == "cpu" and config.device.kernels == "auto")
     group.exact_ranks = config.device.exact_ranks
-    kind, dtype, whole = MODELS[shape.architecture], TORCH_DTYPES[shape.dtype], shape
+    kind, dtype, whole = decoder_of(shape.architecture), TORCH_DTYPES[shape.dtype], shape
     slices, shape = slices_of(whole, group.place), whole.split(group.place.size)
     drafts = as_served(shape, demand_of(config))[1].drafts
     attention = select_attention(shape, config, device, drafts)

@@ -50,7 +50,7 @@ class InputBatch:
     """Host: slot of each sampled sequence."""
     row_slots: I32
     """Host: slot of each sampled row."""
-    flags: NDArray[np.uint8]
+    flags: NDArray[np.uint16]
     """Host: what each sampled row needs (`tables` bits)."""
     needs: int
     """All of `flags` together."""

@@ -24,6 +24,7 @@ from actorium.gpu.step.input_batch import (
     prepare_batch,
     stage_rows,
 )
+from actorium.gpu.step.logits_processing import LogitsProcessing
 from actorium.gpu.step.pooled_rows import PooledRows, PooledStep, pool_rows
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.result_logprobs import (
@@ -134,6 +135,8 @@ class ModelRunner:
         """Of `host`, where pages are not on the host themselves."""
         self.adapters: AdapterSlots | None = None
         """None where no adapters are served."""
+        self.processing = LogitsProcessing({}, tables)
+        """Of plug-ins' logits processors."""
         self.wait: WaitForMasks = _no_masks
         self.window = 1
         """Rows of each decode of the last step."""
@@ -192,6 +195,7 @@ class ModelRunner:
         else:
             self.served.add("full_graph", captured.rows)
         self._pick(plan, step, up)
+        self.processing.stage(step, up)
         on_queue()
         up.send()
         if adapted is not None and self.adapters is not None:
@@ -356,8 +360,12 @@ class ModelRunner:
         if "ranked" in step.staged:
             index = self.arrays.long(up[step.staged["ranked"]])
             raw = logits[self.arrays.tensor(index)]
+        if processed := "processed" in step.staged:
+            logits = self.processing.apply(step, up, logits)
         masks = self.wait(out.plan) if out.plan.masks_follow else out.plan.masks
         emitted = sample_and_commit(self.tables, step, logits, masks, self.force)
+        if processed:
+            self.processing.keep(step, up, emitted)
         tokens = emitted.rows
         if raw is not None:
             out.ranked = self._ranked(step, raw.shape[1])

@@ -18,6 +18,7 @@ from actorium.actors.params import ResolvedParams
 from actorium.gpu.step.drafts import DraftTables
 from actorium.gpu.step.pooled_rows import PooledPrompt
 from actorium.gpu.step.staging import Array, DeviceArrays, HostArrays, Upload
+from actorium.gpu.step.token_history import TokenHistory
 from actorium.gpu.vision.media_steps import MediaSteps, SlotMedia
 from actorium.kernels.backends import select_sampling
 from actorium.kernels.reference.philox import uniform
@@ -44,8 +45,8 @@ MAX_EOS = 64
 """End tokens that a request can name (`ResolvedParams.eos_ids`)."""
 
 # Bits of `flags`: which paths a slot's rows need.
-SAMPLES, TRUNCATES, PENALISES, BIASES, HOLDS, LOGPROBS, PROMPT_LOGPROBS, MASKED = (
-    1 << i for i in range(8))
+(SAMPLES, TRUNCATES, PENALISES, BIASES, HOLDS, LOGPROBS, PROMPT_LOGPROBS, MASKED,
+ PROCESSES) = (1 << i for i in range(9))
 
 
 @dataclass(slots=True)
@@ -100,6 +101,8 @@ class SlotTables:
         has no bias."""
         self.counts: Array = None
         """i32[rows, vocab]: how often each token occurs, for slots with penalties."""
+        self.history = TokenHistory(arrays, slots, max_len + 1)
+        """Of slots with logits processors."""
         self.uniforms = UniformCache(arrays, slots, drafts)
         self.host_len = np.zeros(slots, np.int32)
         """Upper bound of `seq_len`. Without drafts: what it is for a sequence that goes on."""
@@ -107,7 +110,7 @@ class SlotTables:
         """Lower bound of `seq_len` for a sequence that goes on."""
         self.host_min = np.zeros(slots, np.int32)
         """No end token before this length."""
-        self.flags = np.zeros(slots, np.uint8)
+        self.flags = np.zeros(slots, np.uint16)
         self.sequences: dict[int, SlotRequest] = {}
         self.pooled: dict[int, PooledPrompt] = {}
         """Those of them that are pooled, not sampled."""
@@ -146,6 +149,7 @@ class SlotTables:
             host[:] = 0
         self.bias_ids = self.bias_values = self.counts = None
         self._free_count_rows = []
+        self.history.clear()
         self.uniforms.forget(np.arange(self.slots, dtype=np.int32))
         self.drafts.clear()
 
@@ -159,6 +163,7 @@ class SlotTables:
         self.pooled.pop(slot, None)
         self.flags[slot] = 0
         self.host_len[slot] = 0
+        self.history.forget(slot)
         row = self._count_rows.pop(slot, None)
         if row is not None:
             self._free_count_rows.append(row)
@@ -200,6 +205,9 @@ class SlotTables:
         if counted:
             up.rows(self.counts, np.array(list(counted), np.int32), np.stack([*counted.values()]))
         self._admit_bias(admits, up)
+        if processed := {a.slot: self.sequences[a.slot].tokens for a in admits
+                         if a.params.processors}:
+            self.history.admit(processed, up)
 
     def _check(self, a: Admit, tokens: I32) -> None:
         if not 0 < a.slot < self.slots:
@@ -376,4 +384,6 @@ def _flags(p: ResolvedParams) -> int:
         flags |= PROMPT_LOGPROBS
     if p.masked:
         flags |= MASKED
+    if p.processors:
+        flags |= PROCESSES
     return flags

@@ -10,6 +10,8 @@ import torch
 from actorium.actors.config.parsed_values import parse_acceptance
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
+from actorium.actors.plugins.entry_points import usable
+from actorium.actors.plugins.logits_processors import load_processors
 from actorium.actors.runtime.memory_limits import memory_limit
 from actorium.gpu.adapters.adapted_layers import AdaptedLayers
 from actorium.gpu.adapters.adapter_slots import AdapterSlots
@@ -27,6 +29,7 @@ from actorium.gpu.plan.non_cache_memory import (
     torch_attends,
 )
 from actorium.gpu.plan.sizes import device_budget, page_table_width
+from actorium.gpu.step.logits_processing import LogitsProcessing
 from actorium.gpu.step.pools import make_draft_pool, make_pools
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.speculation import make_proposers
@@ -97,6 +100,7 @@ def first_runner(config: Config, model: LoadedModel, device: torch.device) -> Mo
                          force=parse_acceptance(config.speculation.force_acceptance))
     runner.proposers = make_proposers(model.drafter, shape, make_draft_pool(
         shape, 1, size, dtype, device), tables)
+    runner.processing = LogitsProcessing(usable(load_processors(config.runtime.plugins)), tables)
     return runner
 
 

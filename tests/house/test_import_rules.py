@@ -11,7 +11,7 @@ from helpers_speed import seconds_of_process, slowness
 
 HEAVY = {"torch", "triton", "transformers"}
 GPU_MAY_USE = {"messages", "params", "config", "errors", "core", "runtime", "models",
-               "media.patch_store"}
+               "media.patch_store", "plugins"}
 """`models` finds a model's directory and reads its files: tokenizer and worker must agree on
 them; `media.patch_store` is where images come from."""
 

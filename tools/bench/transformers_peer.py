@@ -116,7 +116,7 @@ def _model(config: Config) -> tuple[Any, str]:
 
     from actorium.actors.models.model_dir import resolve
     from actorium.gpu.families.architectures import model_tensors, read_shape
-    from actorium.gpu.models.registry import MODELS
+    from actorium.gpu.models.registry import decoder_of
     from actorium.gpu.weights.dtypes import TORCH_DTYPES
     from actorium.gpu.weights.lazy_tensors import materialised
     from actorium.gpu.weights.random_weights import random_tensors
@@ -138,7 +138,7 @@ def _model(config: Config) -> tuple[Any, str]:
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(made)
     names = set(empty.state_dict())
-    fuse(weights, [own for own in MODELS[shape.architecture].fused(shape)
+    fuse(weights, [own for own in decoder_of(shape.architecture).fused(shape)
                    if own.name in names])
     model, info = type(empty).from_pretrained(
         None, config=made, state_dict=weights, dtype=TORCH_DTYPES[shape.dtype],

@@ -50,6 +50,7 @@ COMMANDS = {
     "passes": ("backends", "[MODEL]: which operations of its layers are joined, and what that "
                "gains"),
     "backends": ("backends", "[MODEL]: what can attend over pages here, and what else would need"),
+    "plugins": ("plugins", "what installed packages add: models, parsers, logits processors"),
     "keys": ("keys", "server | client | authorise | revoke | list: who may connect over tcp"),
     "replay": ("replay", "FILE: play a flight recording of the scheduler once more"),
     "trace": ("replay", "DIR: when the device idled, and why (of an engine run with --trace DIR)"),

@@ -241,7 +241,9 @@ def _worker_rows(w: WorkerInfo) -> list[tuple[str, str]]:
 def _chat_rows(config: Config, info: dict[str, Any]) -> list[tuple[str, str]]:
     from actorium.actors.config.reasoning_formats import NONE
     from actorium.actors.gateway.parsers.parser_factory import ModelTemplates, ParserFactory
+    from actorium.actors.plugins.parser_plugins import add_formats
 
+    add_formats(config.runtime.plugins)
     template = info.get("chat_template")
     if template is None:
         why = "" if info.get("has_tokenizer") else " (the engine runs without a tokenizer)"

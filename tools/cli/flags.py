@@ -17,7 +17,7 @@ from actorium.actors.config.flag_names import OF_TESTS, flag_names, spellings
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 
-JOINED = ("graph_batch_sizes", "graph_token_counts", "cors_origins")
+JOINED = ("graph_batch_sizes", "graph_token_counts", "cors_origins", "plugins")
 """Texts with commas, which other engines write as several words or as a JSON list."""
 
 

@@ -17,12 +17,13 @@ from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.models import model_dir as models
 from actorium.actors.models.gguf_folder import SUFFIX
+from actorium.actors.models.model_classes import architecture
 from actorium.actors.models.obtain import with_model_path
 from actorium.actors.models.pooling_shape import read_pooling
 from actorium.actors.runtime.memory_limits import memory_limit
 from actorium.gpu.attention.capabilities import CARDS
 from actorium.gpu.families.adapted_modules import adapter_bytes
-from actorium.gpu.families.architectures import shape_from_config
+from actorium.gpu.families.architectures import add_plugin_families, shape_from_config
 from actorium.gpu.families.fp8_config import otherwise_quantized, unquantized
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.plan import weight_bytes as weights
@@ -109,6 +110,7 @@ def make_report(config: Config, options: PlanOptions) -> PlanReport:
     raw = models.read_config(where.parent) if whole else models.read_json(where)
     # Of a checkpoint that is quantised as no worker serves it, the rest can still be planned.
     other = otherwise_quantized(raw) and config.model.quantization != "fp8"
+    add_plugin_families(architecture(raw), config.runtime.plugins)
     shape = shape_from_config(unquantized(raw) if other else raw, where, config.model.dtype,
                               config.model.max_model_len, config.model.quantization,
                               config.model.quantization_group, config.model.quantization_head,

@@ -26,7 +26,7 @@ from actorium.actors.gateway.api.tag_parts import (
 )
 from actorium.actors.gateway.http.http_errors import bad_field
 from actorium.actors.gateway.parsers.argument_types import STRING, ArgumentTypes
-from actorium.actors.gateway.parsers.call_formats import FORMATS
+from actorium.actors.gateway.parsers.call_formats import FORMATS, ParserForm
 from actorium.actors.gateway.parsers.gemma4 import CALLS
 from actorium.actors.gateway.parsers.gemma4_values import GEMMA4_FORM, GemmaForm
 from actorium.actors.gateway.parsers.json_calls import CallForm
@@ -107,7 +107,7 @@ def holds_demand(name: str, tools: ToolSelection) -> bool:
     """Returns whether calls that are demanded are written in the model's own format: those of
     others are JSON, as are those whose arguments it cannot bind."""
     row = FORMATS.get(name)
-    if row is None or tools.forced is None:
+    if row is None or tools.forced is None or isinstance(row.form, ParserForm):
         return False
     if isinstance(row.form, CallForm | GemmaForm) or row.form is None:
         return True

@@ -24,7 +24,14 @@ from actorium.actors.gateway.api.response_formats import (
 )
 from actorium.actors.gateway.http.http_errors import bad_field
 from actorium.actors.messages import MAX_TURNS
-from actorium.actors.params import MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams, Structured
+from actorium.actors.params import (
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_PROCESSOR_NAME,
+    ProcessorCall,
+    SamplingParams,
+    Structured,
+)
 
 TOKEN = re.compile(r"[0-9]{1,10}")
 """A token id as a text."""
@@ -55,6 +62,14 @@ class StreamOptions(Struct):
     """Each event has an id; a call with that as `Last-Event-ID` goes on behind it."""
 
 
+class NamedProcessor(Struct, kw_only=True):
+    """A logits processor as vLLM's bodies name it."""
+
+    qualname: str
+    args: list[Any] | None = None
+    kwargs: dict[str, Any] | None = None
+
+
 class SamplingFields(Struct, kw_only=True):
     """OpenAI's fields, and those that vLLM and SGLang add. None = the model's own default."""
 
@@ -74,11 +89,9 @@ class SamplingFields(Struct, kw_only=True):
     length_penalty: Unsupported = None
     early_stopping: Unsupported = None
     prompt_embeds: Unsupported = None
-    logits_processors: Unsupported = None
     repetition_detection: Unsupported = None
     # SGLang's
     session_params: Unsupported = None
-    custom_logit_processor: Unsupported = None
     return_hidden_states: Unsupported = None
     # llama-server's
     typical_p: Unsupported = None
@@ -92,6 +105,12 @@ class SamplingFields(Struct, kw_only=True):
     audio: Unsupported = None
     modalities: Unsupported = None
     web_search_options: Unsupported = None
+
+    # logits processors, as vLLM, then SGLang have them
+    logits_processors: list[str | NamedProcessor] | None = None
+    vllm_xargs: dict[str, Any] | None = None
+    custom_logit_processor: str | None = None
+    custom_params: dict[str, Any] | None = None
 
     model: str | None = None
     lora_path: str | None = None
@@ -265,7 +284,8 @@ def sampling(fields: SamplingFields, logprobs: int | None, **more: Any) -> Sampl
         "prompt_logprobs": fields.prompt_logprobs, "bad_words": fields.bad_words or None,
         "stop_regex": fields.stop_regex or None, "allowed_token_ids": fields.allowed_token_ids,
         "logprob_token_ids": fields.logprob_token_ids,
-        "thinking_token_budget": fields.thinking_token_budget, **more}
+        "thinking_token_budget": fields.thinking_token_budget,
+        "logits_processors": processor_calls(fields) or None, **more}
     return SamplingParams(
         **{name: value for name, value in given.items() if value is not None},
         seed=None if fields.seed is None else fields.seed & SEED_MASK,
@@ -273,6 +293,33 @@ def sampling(fields: SamplingFields, logprobs: int | None, **more: Any) -> Sampl
         stop=fields.stop or None, logprobs=logprobs, logit_bias=_bias(fields.logit_bias),
         include_stop_str_in_output=fields.include_stop_str_in_output or fields.no_stop_trim,
         ignore_eos=fields.ignore_eos, skip_special_tokens=fields.skip_special_tokens)
+
+
+def processor_calls(fields: SamplingFields) -> list[ProcessorCall]:
+    """Returns the logits processors that a body names, by any of its fields. Raises `HttpError`."""
+    calls: list[ProcessorCall] = []
+    for named in fields.logits_processors or ():
+        one = NamedProcessor(qualname=named) if isinstance(named, str) else named
+        if one.args:
+            raise bad_field("logits_processors", "arguments need names: use kwargs, not args")
+        calls.append(named_call(one.qualname, one.kwargs, "logits_processors"))
+    if fields.custom_logit_processor:
+        calls.append(named_call(fields.custom_logit_processor, fields.custom_params,
+                                "custom_logit_processor"))
+    elif fields.custom_params:
+        raise bad_field("custom_params", "goes with custom_logit_processor")
+    if fields.vllm_xargs:
+        calls.append(ProcessorCall("", fields.vllm_xargs))
+    return calls
+
+
+def named_call(name: str, args: dict[str, Any] | None, field: str) -> ProcessorCall:
+    """Returns the call of a logits processor. Raises `HttpError` naming the field for what is no
+    plug-in's name: SGLang's clients send serialised code, which nobody here runs."""
+    if not 1 <= len(name) <= MAX_PROCESSOR_NAME or name.lstrip().startswith("{"):
+        raise bad_field(field, "must be the name of a plug-in that is installed beside the engine; "
+                               "code is not taken")
+    return ProcessorCall(name, args or {})
 
 
 def request_for(fields: SamplingFields, params: SamplingParams, tenant: str,

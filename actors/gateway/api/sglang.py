@@ -168,6 +168,7 @@ class GenerateTurn(HttpTurn):
         self._n = self._samplings[0].n
         self._options = body.logprob_options(count, self._n)
         self._salts, self._adapters = body.salts(count), body.adapters(count)
+        self._processors = body.processors(count)
         self._labels = body.labels(count, self._n, call.answer_id)
         """Labels of the completions, the first prompt's first."""
         self._outputs: list[GenerateOutput] = []
@@ -190,7 +191,7 @@ class GenerateTurn(HttpTurn):
         for i, prompt in enumerate(self._prompts):
             sampling, options = self._samplings[i], self._options[i]
             ids = await self._ids(prompt) if sampling.unlimited or options.start == 0 else None
-            params = self._params(sampling, options, ids)
+            params = self._params(sampling, options, ids, self._processors[i])
             prompt_only = params.max_tokens == 0
             if prompt_only:
                 params = msgspec.structs.replace(params, max_tokens=1, min_tokens=0)
@@ -212,9 +213,10 @@ class GenerateTurn(HttpTurn):
         return self.engine.token_texts.text_of if self.body.return_text_in_logprobs else None
 
     def _params(self, sampling: SglangSampling, options: LogprobOptions,
-                ids: list[int] | None) -> SamplingParams:
-        """ids: of the prompt, where a default must be fitted into the context."""
-        params = sampling.resolved()
+                ids: list[int] | None, processor: str | None) -> SamplingParams:
+        """ids: of the prompt, where a default must be fitted into the context; processor: as of
+        `SglangSampling.resolved`."""
+        params = sampling.resolved(processor)
         if sampling.unlimited and ids is not None:
             room = max(1, self.model.max_model_len - len(ids))
             params = msgspec.structs.replace(params, max_tokens=min(DEFAULT_NEW_TOKENS, room))

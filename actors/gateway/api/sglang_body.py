@@ -14,6 +14,7 @@ from actorium.actors.gateway.api.sampling_fields import (
     MAX_PROMPTS,
     Unsupported,
     check_ids,
+    named_call,
     unsupported_in,
 )
 from actorium.actors.gateway.http.http_errors import HttpError, bad_field
@@ -50,11 +51,11 @@ class SglangSampling(SamplingParams, frozen=True, kw_only=True, omit_defaults=Tr
     """No difference: a stream sends what there is."""
     custom_params: dict[str, Any] | None = None
 
-    def resolved(self) -> SamplingParams:
-        """Returns them by the SDK's names; max_tokens is None where no limit is given. Raises
-        `HttpError`."""
-        if self.custom_params:
-            raise _bad("custom_params", "there are no custom logit processors")
+    def resolved(self, processor: str | None = None) -> SamplingParams:
+        """Returns them by the SDK's names; max_tokens is None where no limit is given. processor:
+        the name of the prompt's logits processor. Raises `HttpError`."""
+        if self.custom_params and not processor:
+            raise _bad("custom_params", "goes with custom_logit_processor")
         given = {name: getattr(self, name) for name in SamplingParams.__struct_fields__}
         for theirs, ours in SAME.items():
             value = getattr(self, theirs)
@@ -65,6 +66,10 @@ class SglangSampling(SamplingParams, frozen=True, kw_only=True, omit_defaults=Tr
             given[ours] = value
         if (self.top_k or 0) >= NO_LIMIT:
             given["top_k"] = -1
+        if processor:
+            given["logits_processors"] = [
+                *(self.logits_processors or ()),
+                named_call(processor, self.custom_params, "custom_logit_processor")]
         given["structured"] = self._structured()
         return SamplingParams(**given)
 
@@ -92,7 +97,6 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     audio_data: Unsupported = None
     lora_id: Unsupported = None
     session_params: Unsupported = None
-    custom_logit_processor: Unsupported = None
     return_hidden_states: Unsupported = None
     return_routed_experts: Unsupported = None
     return_sampling_mask: Unsupported = None
@@ -119,6 +123,9 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     token_ids_logprob: list[int | list[int]] | None = None
     """Tokens whose log-probabilities are shown at each place."""
     return_text_in_logprobs: bool = False
+    custom_logit_processor: str | list[str | None] | None = None
+    """Name of the logits processor, of all prompts or of each; `custom_params` of the sampling
+    parameters are its arguments."""
     cache_salt: str | list[str] | None = None
     extra_key: str | list[str] | None = None
     """Keeps cached prefixes apart, as cache_salt does."""
@@ -195,6 +202,10 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     def adapters(self, prompts: int) -> list[str | None]:
         """Returns the name of each prompt's adapter. Raises `HttpError`."""
         return [name or None for name in _each(self.lora_path, prompts, "lora_path")]
+
+    def processors(self, prompts: int) -> list[str | None]:
+        """Returns the name of each prompt's logits processor. Raises `HttpError`."""
+        return _each(self.custom_logit_processor, prompts, "custom_logit_processor")
 
     def salts(self, prompts: int) -> list[str | None]:
         """Returns the cache salt of each prompt, which separates cached prefixes. Raises

@@ -7,7 +7,8 @@ Rows are in the order in which templates are looked through: `<tool_call>` is pa
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from actorium.actors.gateway.parsers.gemma4_values import (
     FUNCTION_GEMMA_FORM,
@@ -17,9 +18,20 @@ from actorium.actors.gateway.parsers.gemma4_values import (
 from actorium.actors.gateway.parsers.harmony import CHANNEL
 from actorium.actors.gateway.parsers.json_calls import HERMES, CallForm
 from actorium.actors.gateway.parsers.parameter_form import ParameterForm
+from actorium.actors.gateway.parsers.parts import OutputParser
 from actorium.actors.gateway.parsers.python_calls import PythonForm
 
 _MARK = re.compile(r"<[^<>\s{}]+>|\[[A-Z_]+\]")
+
+
+class ParserForm(NamedTuple):
+    """Calls that a plug-in's own parser finds, where no other form describes them. No grammar
+    holds them: demanded calls are JSON."""
+
+    parser: Callable[[Mapping[str, Any]], OutputParser]
+    """Makes a parser for one choice. It is called with the tools' schemas by name."""
+    begin: str
+    """What calls begin with, for readers."""
 
 
 class CallFormat(NamedTuple):
@@ -27,7 +39,7 @@ class CallFormat(NamedTuple):
 
     models: str
     """Models that use it."""
-    form: CallForm | ParameterForm | PythonForm | GemmaForm | None
+    form: CallForm | ParameterForm | PythonForm | GemmaForm | ParserForm | None
     """How calls are marked; its type selects the parser. None = harmony, which has but one form."""
     template: tuple[str, ...] = ()
     """Strings that a template in this format has, all of them; none = it cannot be told by that."""
@@ -49,6 +61,8 @@ class CallFormat(NamedTuple):
                 return (form.call,)
             case PythonForm() as form:
                 return (*form.marks, "[NAME(") if form.bare else form.marks
+            case ParserForm() as form:
+                return (form.begin,)
         return (f"{CHANNEL}commentary to=functions.NAME",)
 
 

@@ -17,7 +17,11 @@ from actorium.actors.config.reasoning_formats import (
     THINK,
     format_chosen,
 )
-from actorium.actors.gateway.parsers.call_formats import FORMATS, detect_call_format
+from actorium.actors.gateway.parsers.call_formats import (
+    FORMATS,
+    ParserForm,
+    detect_call_format,
+)
 from actorium.actors.gateway.parsers.custom_calls import CustomToolCall
 from actorium.actors.gateway.parsers.gemma4 import Gemma4Parser
 from actorium.actors.gateway.parsers.gemma4_values import GemmaForm
@@ -200,6 +204,8 @@ def call_parser(name: str, tools: Schemas) -> OutputParser:
             return ParameterCallsParser(form, tools)
         case GemmaForm() as form:
             return Gemma4Parser(tools, False, form=form)
+        case ParserForm() as form:
+            return form.parser(tools)
         case None:
             return HarmonyParser(True, False)
         case form:
@@ -218,7 +224,7 @@ def call_beginning(name: str) -> CallBeginning | None:
             return CallBeginning(form.calls[0], behind, form.close or form.function_end)
         case GemmaForm() as form:
             return CallBeginning(form.call, ("call:",), form.call_end)
-        case None:
+        case None | ParserForm():
             return None
         case form:
             return CallBeginning(form.marks[0], ("",), "".join(form.closers[:1]))

@@ -19,6 +19,7 @@ from actorium.actors.gateway.api.sglang_body import GenerateBody
 from actorium.actors.gateway.api.tokens import TokenizeBody
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError
+from actorium.actors.params import ProcessorCall
 
 MESSAGES = [{"role": "user", "content": "?"}]
 SMALLEST: tuple[tuple[Any, dict[str, Any]], ...] = (
@@ -122,7 +123,7 @@ NEUTRAL = [("use_beam_search", False), ("length_penalty", 1.0), ("typical_p", 1)
            ("modalities", ["text"]), ("logits_processors", []), ("lora_path", None)]
 REFUSED = [("use_beam_search", True), ("length_penalty", 0.5), ("typical_p", 0.9), ("mirostat", 2),
            ("modalities", ["text", "audio"]), ("web_search_options", {}), ("audio", {"voice": "x"}),
-           ("custom_logit_processor", "x"), ("return_hidden_states", True)]
+           ("return_hidden_states", True)]
 
 
 @pytest.mark.parametrize(("field", "value"), NEUTRAL)
@@ -139,6 +140,28 @@ def test_unsupported_fields_are_refused_by_name(kind: Any, least: dict[str, Any]
         sampling(decode(kind, least | {field: value}), None)
     assert (caught.value.status, caught.value.param) == (400, field)
     assert field in caught.value.message
+
+
+@pytest.mark.parametrize(("fields", "calls"), [
+    ({"logits_processors": ["a", {"qualname": "b", "kwargs": {"k": 1}}]},
+     [ProcessorCall("a"), ProcessorCall("b", {"k": 1})]),
+    ({"vllm_xargs": {"k": 1}}, [ProcessorCall("", {"k": 1})]), ({"vllm_xargs": {}}, None),
+    ({"custom_logit_processor": "a", "custom_params": {"k": 1}}, [ProcessorCall("a", {"k": 1})])])
+def test_logits_processors_by_the_names_of_others(fields: Any, calls: Any) -> None:
+    body = decode(ChatBody, {"messages": MESSAGES} | fields)
+    assert sampling(body, None).logits_processors == calls
+
+
+@pytest.mark.parametrize(("fields", "param"), [
+    ({"logits_processors": [{"qualname": "a", "args": [1]}]}, "logits_processors"),
+    ({"logits_processors": [""]}, "logits_processors"),
+    ({"logits_processors": ["x" * 257]}, "logits_processors"),
+    ({"custom_logit_processor": '{"callable": "8004"}'}, "custom_logit_processor"),
+    ({"custom_params": {"k": 1}}, "custom_params")])
+def test_logits_processors_that_are_no_plugins(fields: Any, param: str) -> None:
+    with pytest.raises(HttpError) as caught:
+        sampling(decode(ChatBody, {"messages": MESSAGES} | fields), None)
+    assert (caught.value.status, caught.value.param) == (400, param)
 
 
 @pytest.mark.parametrize("seed", [2**63, -(2**63) - 1, 10**30])

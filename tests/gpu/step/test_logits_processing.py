@@ -1,0 +1,225 @@
+"""Logits processors see each row's own tokens, however rows are batched, cut, drafted and computed
+again; and cost nothing where none is named."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from helpers_kinds import write_kind
+from helpers_plugins import EXAMPLE
+from helpers_speculation import Hand, Work, make_runner, tokens_of
+from helpers_worker import CPU, Output, Ring
+from torch import Tensor
+from transformers import NoRepeatNGramLogitsProcessor
+
+from actorium.actors.config.tree import Config, ModelConfig
+from actorium.actors.params import ProcessorCall, ResolvedParams
+from actorium.actors.plugins.logits_processors import LogitsProcessor, ProcessedRows
+from actorium.gpu.models.registry import load_model
+from actorium.gpu.step import token_history
+from actorium.gpu.step.logits_processing import LogitsProcessing
+from actorium.gpu.step.staging import DeviceArrays, HostArrays
+
+VOCAB_STEP = 7
+
+
+class Witness:
+    """Adds to each logit a number that depends on all that a processor may see, and writes down
+    what it saw."""
+
+    arguments = ("weight",)
+
+    def __init__(self) -> None:
+        self.seen: set[tuple[float, int, tuple[int, ...]]] = set()
+
+    def check(self, args: Any) -> None:
+        pass
+
+    def __call__(self, logits: Tensor, rows: ProcessedRows) -> Tensor:
+        for i, args in enumerate(rows.args):
+            tokens = rows.tokens[i].tolist()
+            length, prompt = int(rows.lengths[i]), int(rows.prompt_lengths[i])
+            assert 0 < prompt <= length and set(tokens[length:]) <= {-1} and min(
+                tokens[:length]) >= 0
+            self.seen.add((args["weight"], prompt, tuple(tokens[:length])))
+            favourite = (sum((at + 1) * token for at, token in enumerate(tokens[:length])) + prompt
+                         ) % logits.shape[1]
+            logits[i, favourite] += args["weight"]
+        return logits
+
+
+class Reversed:
+    """Turns the order of the vocabulary round: not the same before another as after it."""
+
+    arguments = ()
+
+    def check(self, args: Any) -> None:
+        pass
+
+    def __call__(self, logits: Tensor, rows: ProcessedRows) -> Tensor:
+        return logits.flip(1)
+
+
+def named(*calls: tuple[str, dict[str, Any]], **params: Any) -> ResolvedParams:
+    return ResolvedParams(**{"max_tokens": 16, "temperature": 0.0} | params, processors=tuple(
+        ProcessorCall(name, args) for name, args in calls))
+
+
+WITNESS, REVERSED = ("witness", {"weight": 30.0}), ("reversed", {})
+PROMPTS = [[3, 14, 15, 92], [65], list(range(40, 75)), [8, 97, 9, 3, 2], [7] * 17, [20, 21, 22]]
+WORK = Work(PROMPTS, [
+    named(WITNESS), ResolvedParams(max_tokens=16, temperature=0.0), named(WITNESS, temperature=1.0),
+    named(REVERSED, WITNESS, temperature=0.7, repetition_penalty=1.4),
+    named(WITNESS, REVERSED, logprobs=2),
+    named(("witness", {"weight": 5.0}), temperature=1.0, top_k=20)])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = tmp_path_factory.mktemp("attention")
+    write_kind(path, "attention")
+    return load_model(path, Config(model=ModelConfig(max_model_len=96)), CPU, lambda *_: None)
+
+
+@pytest.fixture
+def witness() -> Witness:
+    return Witness()
+
+
+@pytest.fixture
+def plugged(witness: Witness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every runner has the processors."""
+    processors: dict[str, LogitsProcessor] = {"witness": witness, "reversed": Reversed()}
+    monkeypatch.setattr("actorium.gpu.step.runner.LogitsProcessing",
+                        lambda _, tables: LogitsProcessing(processors, tables))
+
+
+@pytest.mark.usefixtures("plugged")
+def test_rows_see_the_tokens_of_their_own_sequence(model: Any, witness: Witness) -> None:
+    outputs = WORK.plain(model)
+    for prompt, params, out in zip(PROMPTS, WORK.params, outputs, strict=True):
+        seen = {(prompt_len, tokens) for weight, prompt_len, tokens in witness.seen
+                if params.processors and tokens[:prompt_len] == tuple(prompt)}
+        whole = (*prompt, *out.tokens)
+        assert len(out.tokens) == 16
+        assert seen == {(len(prompt), whole[:size]) for size in range(
+            len(prompt), len(whole))} if params.processors else not seen
+
+
+@pytest.mark.usefixtures("plugged")
+@pytest.mark.parametrize("arrays", [HostArrays, DeviceArrays])
+def test_each_alone_gives_the_same(model: Any, arrays: Any) -> None:
+    together = WORK.plain(model, {"arrays": arrays})
+    for i, (prompt, params) in enumerate(zip(PROMPTS, WORK.params, strict=True)):
+        ring = Ring(make_runner(model, 0, arrays=arrays))
+        ring.submit(prompt, params, i + 1)
+        ring.submit(prompt, msgspec.structs.replace(params, processors=()), i + 1)
+        alone, without = ring.run()
+        assert alone.tokens == together[i].tokens
+        assert (without.tokens != alone.tokens) == bool(params.processors)
+
+
+@pytest.mark.usefixtures("plugged")
+@pytest.mark.parametrize("arrays", [HostArrays, DeviceArrays])
+@pytest.mark.parametrize("drafts", [1, 4])
+def test_drafts_change_nothing(model: Any, drafts: int, arrays: Any) -> None:
+    want = WORK.plain(model)
+    for right in (lambda seed, at: True, lambda seed, at: (seed * 31 + at * 17) % 5 < 3,
+                  lambda seed, at: False):
+        ring, out = WORK.guessed(model, want, drafts, right, runner={"arrays": arrays})
+        assert tokens_of(out) == tokens_of(want)
+
+
+@pytest.mark.usefixtures("plugged")
+def test_preemption_and_chunks_change_nothing(model: Any) -> None:
+    want = tokens_of(WORK.plain(model))
+    for slots, ring in ((9, {"force_preempt_every": 3}), (9, {"budget": 8}),
+                        (3, {"force_preempt_every": 4, "overlap": False})):
+        assert tokens_of(WORK.plain(model, {"slots": slots}, **ring)) == want
+
+
+@pytest.mark.usefixtures("plugged")
+def test_a_new_worker_goes_on_from_the_tokens(model: Any) -> None:
+    """As after a death: what was emitted comes back with the admission."""
+    (whole,) = Work([PROMPTS[0]], [named(WITNESS)]).plain(model)
+    hand = Hand(make_runner(model, 0))
+    seq = hand.admit([*PROMPTS[0], *whole.tokens[:5]], named(WITNESS), 0, len(PROMPTS[0]))
+    while not seq.finish:
+        hand.decode(0)
+    assert seq.tokens == [*PROMPTS[0], *whole.tokens]
+
+
+def test_nothing_is_kept_or_run_where_none_is_named(model: Any,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    for cls, names in ((LogitsProcessing, ("apply", "keep", "_facts")),
+                       (token_history.TokenHistory, ("admit", "_grow", "rows_of"))):
+        for name in names:
+            monkeypatch.setattr(cls, name, lambda *_: pytest.fail("a processor's work was done"))
+    runner = make_runner(model, 2)
+    Work(PROMPTS, [ResolvedParams(max_tokens=4)] * len(PROMPTS)).ring(runner).run()
+    assert runner.tables.history.tokens is None
+
+
+@pytest.mark.usefixtures("plugged")
+def test_rows_of_history_are_given_back(model: Any) -> None:
+    runner = make_runner(model, 0, slots=3)
+    Work(PROMPTS * 4, [named(WITNESS, max_tokens=3)] * 24).ring(runner).run()
+    assert runner.tables.history.tokens.shape[0] == 3, "one for each slot, and the sink"
+    runner.tables.clear()
+    assert runner.tables.history.tokens is None
+
+
+@pytest.mark.parametrize("wrong", [lambda logits, rows: None, lambda logits, rows: logits[:, 1:]])
+def test_what_is_no_logits_names_the_processor(model: Any, wrong: Any) -> None:
+    runner = make_runner(model, 0)
+    runner.processing = LogitsProcessing({"bad": wrong}, runner.tables)
+    with pytest.raises(ValueError, match="logits processor bad: must return logits of"):
+        Work([[1]], [named(("bad", {}))]).ring(runner).run()
+
+
+# --- the example of docs/plugins.md ---------------------------------------------------------------
+
+@pytest.fixture
+def no_repeated_ngrams(monkeypatch: pytest.MonkeyPatch) -> LogitsProcessor:
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    from actorium_example.no_repeated_ngrams import (  # type: ignore[import-not-found]
+        NO_REPEATED_NGRAMS,
+    )
+
+    monkeypatch.delitem(sys.modules, "actorium_example")
+    processor: LogitsProcessor = NO_REPEATED_NGRAMS
+    return processor
+
+
+def test_the_example_does_what_transformers_does(no_repeated_ngrams: LogitsProcessor) -> None:
+    torch.manual_seed(1)
+    for length, size in ((1, 2), (2, 2), (9, 2), (30, 3), (40, 5), (3, 5)):
+        tokens = torch.randint(0, 4, (6, length))
+        logits = torch.randn(6, 11)
+        want = NoRepeatNGramLogitsProcessor(size)(tokens, logits.clone())
+        padded = torch.nn.functional.pad(tokens, (0, VOCAB_STEP), value=-1)
+        lengths = torch.full((6,), length)
+        got = no_repeated_ngrams(logits.clone(), ProcessedRows(
+            [{"ngram_size": size}] * 6, padded, lengths, lengths))
+        assert torch.equal(got, want)
+
+
+def test_the_example_in_the_worker(model: Any, no_repeated_ngrams: LogitsProcessor) -> None:
+    def run(sizes: list[int]) -> list[Output]:
+        runner = make_runner(model, 0)
+        runner.processing = LogitsProcessing({"own": no_repeated_ngrams}, runner.tables)
+        return Work([[7, 7, 7]] * len(sizes), [
+            named(("own", {"ngram_size": size}), max_tokens=60, logit_bias={1: 9.0, 2: 9.0})
+            if size else named(max_tokens=60, logit_bias={1: 9.0, 2: 9.0})
+            for size in sizes]).ring(runner).run()
+
+    for size, out in zip(sizes := [0, 2, 3], run(sizes), strict=True):
+        tokens = [7, 7, 7, *out.tokens]
+        for n in (2, 3):
+            ngrams = [tuple(tokens[i:i + n]) for i in range(2, len(tokens) - n + 1)]
+            assert (len(set(ngrams)) == len(ngrams)) == (0 < size <= n)
