@@ -38,9 +38,9 @@ from actorium.actors.config.tree import (
     SpeculationConfig,
 )
 from actorium.actors.config.validation import validate
-from actorium.actors.scheduler.draft_policy import DraftChoice
 from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.params import ResolvedParams
+from actorium.actors.scheduler.draft_policy import DraftChoice
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.plan.graph_memory import batch_sizes, graph_shapes
 from actorium.gpu.step.runner import ModelRunner
