@@ -289,6 +289,11 @@ class PlanRecord(NamedTuple):
     """slot -> sid of the extends that end a prompt which is pooled."""
     media: Sequence[tuple[int, int, int]] = ()
     """Extends of sequences with images: slot, number of the admission, tokens computed by then."""
+    verifies: str = ""
+    """What has made the drafts that its decodes verify; "" = there are none, or the worker has one
+    way to make them."""
+    method: str = ""
+    """What makes those that it makes."""
 
     @property
     def decodes(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from actorium.actors.config.parsed_values import parse_speculative
 from actorium.actors.config.tree import (
     Config,
     MemoryConfig,
@@ -89,6 +90,7 @@ class Ring:
         self.core.on_message(Ready(1, groups, shape.page_size, shape.slots, shape.max_len,
                                    shape.vocab, "test", states.checkpoints if states else 0,
                                    states is not None, drafts=shape.drafts.max_drafts,
+                                   draft_methods=_methods(runner, speculative),
                                    host_pages=host.slots if host else 0,
                                    host_parts=host.parts if host else [],
                                    pooling=list(pooling.tasks) if pooling else [],
@@ -161,6 +163,15 @@ class Ring:
                 out.logprobs.append(event.logprobs)
             if event.prompt_logprobs:
                 out.prompt_logprobs.append(event.prompt_logprobs)
+
+
+def _methods(runner: ModelRunner, speculative: str) -> dict[str, int]:
+    """What makes drafts: alone as many as there is room for, else as many as are asked for."""
+    most = runner.tables.drafts.max_drafts
+    if len(runner.proposers) < 2:
+        return dict.fromkeys(runner.proposers, most)
+    asked = parse_speculative(speculative).methods
+    return {method: min(asked[method], most) for method in runner.proposers}
 
 
 def complete(runner: ModelRunner, prompts: list[list[int]],
