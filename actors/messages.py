@@ -965,7 +965,7 @@ class TokenBatch(Message):
     epoch: Epoch = 0
     """The scheduler's; messages of older epochs are dropped."""
     drafts: Drafts = 0
-    """Drafts verified for each sequence except the first `firsts`."""
+    """Drafts verified for each sequence except the first `firsts`, at most."""
     firsts: Count = 0
     """Number of leading sequences whose first token after the prompt is in this batch."""
     draft_counts: bytes = b""

@@ -1,4 +1,4 @@
-"""Drafts from a sequence's own text: C against the reference, and the reference against examples."""
+"""Drafts from a sequence's own text: C against the reference, that against examples."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SUFFIX = TextRules(1, 24, 8, True, 1.0, 0.1)
 def drafts_of(text: list[int], rules: TextRules, wanted: int | None = None) -> list[int]:
     """What the reference makes for one sequence that has not been seen before."""
     drafts, made = np.zeros((2, rules.most), np.int64), np.zeros(2, np.int32)
-    reference.text_drafts(np.array([[0] * len(text), text], np.int32),
-                          np.array([0, len(text)], np.int32), np.array([1], np.int32), drafts,
-                          made, rules.most if wanted is None else wanted, TextGuesses(2, rules.most),
+    table, lens = np.array([[0] * len(text), text], np.int32), np.array([0, len(text)], np.int32)
+    reference.text_drafts(table, lens, np.array([1], np.int32), drafts, made,
+                          rules.most if wanted is None else wanted, TextGuesses(2, rules.most),
                           rules)
     return drafts[1, :made[1]].tolist()
 
@@ -64,7 +64,7 @@ def test_guesses_that_were_wrong_make_no_drafts() -> None:
             kept.append(made[1:].copy())
     late = np.array(kept[240:]).sum(0)
     assert late[0] == 4 * 240  # all that can be
-    assert 0 < np.array(kept[:80]).sum(0)[1] and late[1] == 0
+    assert np.array(kept[:80]).sum(0)[1] > 0 == late[1]
     guesses.forget(slots)
     reference.text_drafts(text, lens, slots, drafts, made, 4, guesses, rules)
     assert not guesses.hits[1:3].any() and guesses.hits[3].any()
