@@ -209,7 +209,8 @@ class DraftPolicy:
         tokens, plain = self._tokens(), times[0]
         if plain is None:
             return tokens, times
-        shares = [self._records[method].found_share if drafts else 1.0 for method, drafts in self.choices]
+        shares = [self._records[method].found_share if drafts else 1.0
+                  for method, drafts in self.choices]
         return ([1 + share * (own - 1) for share, own in zip(shares, tokens, strict=True)],
                 [own and plain + share * (own - plain)
                  for share, own in zip(shares, times, strict=True)])
