@@ -81,6 +81,9 @@ class MethodRecord:
         """Windows verified, and the drafts in them."""
         self.accepted = [0] * most
         """By position."""
+        self.found_share = 1.0
+        """Share of the recent steps in which there were drafts to verify. Acceptances and times are
+        those of such steps."""
         self._seen = [VerifiedDrafts([0] * (d + 2), [0] * (d + 2)) for d in range(most + 1)]
         """By the drafts of a row: what `learn` has not taken in yet."""
         self._steps = [0] * (most + 1)
@@ -90,9 +93,17 @@ class MethodRecord:
         """Counts what became of a step's drafts; `learn` makes something of it later."""
         drafts = len(seen.going) - 2
         self._steps[drafts] += 1
-        for total, more in zip(self._seen[drafts], seen, strict=True):
+        rows = sum(seen.going[1:]) + sum(seen.ended[1:])
+        self.drafts += rows if seen.windows is None else seen.windows
+        self.draft_tokens += rows * drafts if seen.drafts is None else seen.drafts
+        self.tried(True)
+        for total, more in zip(self._seen[drafts][:2], seen[:2], strict=True):
             for count, rows in enumerate(more):
                 total[count] += rows
+
+    def tried(self, found: bool) -> None:
+        """Counts a step that was to verify drafts; found: there were any."""
+        self.found_share += (found - self.found_share) / MEMORY
 
     def learn(self) -> None:
         """Takes in what was verified since the last call."""
@@ -101,13 +112,10 @@ class MethodRecord:
                 continue
             seen = self._seen[drafts]
             self.acceptance.learn(seen, steps)
-            rows = sum(seen.going[1:]) + sum(seen.ended[1:])
-            self.drafts += rows
-            self.draft_tokens += rows * drafts
             for position in range(drafts):
                 self.accepted[position] += seen.accepted(position)
             self._steps[drafts] = 0
-            for total in seen:
+            for total in seen[:2]:
                 total[:] = [0] * (drafts + 2)
 
     def gauges(self) -> dict[str, float]:

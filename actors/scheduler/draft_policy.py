@@ -135,14 +135,20 @@ class DraftPolicy:
 
     # --- what steps show -------------------------------------------------------------------------
 
-    def verified(self, method: str, seen: VerifiedDrafts) -> None:
-        """Counts what became of a step's drafts, which a method has made."""
-        self._records[method].verified(seen)
+    def verified(self, method: str, seen: VerifiedDrafts | None) -> None:
+        """Counts what became of a step's drafts, which a method has made; None: it found none."""
+        if seen is None:
+            self._records[method].tried(False)
+        else:
+            self._records[method].verified(seen)
 
     def timed(self, batch: int, choice: DraftChoice, busy_us: int) -> None:
         """Takes the time of a step that decoded `batch` sequences and nothing else, and verified
-        what the same choice had made as it makes; 0 = not measured."""
+        what the same choice had made as it makes (of a method that finds fewer than planned: that
+        had so many to verify); 0 = not measured."""
         if busy_us and batch:
+            while choice not in self._numbers:  # what is found may lie in a gap
+                choice = choice._replace(drafts=choice.drafts + 1)
             self._times_at(bucket(batch)).learn(self._numbers[choice], busy_us, self._plans)
 
     # --- what to do ------------------------------------------------------------------------------
@@ -182,7 +188,7 @@ class DraftPolicy:
         return [self._times[other] for _, other in others]
 
     def _decide(self, current: DraftStepTimes, at: int) -> None:
-        tokens, times = self._tokens(), self.times(at)
+        tokens, times = self._expected(self.times(at))
         winner = best(tokens, times, current.present)
         if winner != current.present:
             current.present = winner
@@ -197,8 +203,20 @@ class DraftPolicy:
                     self.trials += 1
                     return
 
+    def _expected(self, times: list[float | None]) -> tuple[list[float], list[float | None]]:
+        """Returns E and t of each choice. Where a method finds no drafts in some steps, those are
+        steps without: t(b, 0) and one token."""
+        tokens, plain = self._tokens(), times[0]
+        if plain is None:
+            return tokens, times
+        shares = [self._records[method].found_share if drafts else 1.0
+                  for method, drafts in self.choices]
+        return ([1 + share * (own - 1) for share, own in zip(shares, tokens, strict=True)],
+                [own and plain + share * (own - plain)
+                 for share, own in zip(shares, times, strict=True)])
+
     def _tokens(self) -> list[float]:
-        """Returns E of each choice."""
+        """Returns E of each choice, in steps with drafts."""
         expected = {}
         for method, record in self._records.items():
             record.learn()

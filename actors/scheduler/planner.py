@@ -93,14 +93,16 @@ class Planner:
     def on_result(self, record: PlanRecord, verified: VerifiedDrafts | None,
                   result: StepResult) -> None:
         """Learns from a step how many drafts were right, what making them cost, and how long steps
-        take."""
+        take. record: as the step was run."""
         if self.drafting is not None:
-            if verified is not None:
+            if verified is not None or result.draft_counts:
                 self.drafting.verified(record.verifies, verified)
-            if (record.window == 1 + record.drafts and record.verifies == record.method
-                    and not record.extends):
-                self.drafting.timed(record.decodes, DraftChoice(record.method, record.drafts),
-                                    result.busy_us)
+            if ((record.window == 1 + record.drafts or result.draft_counts)
+                    and record.verifies == record.method and not record.extends):
+                drafts = record.window - 1
+                self.drafting.timed(
+                    record.decodes, DraftChoice(record.method if drafts else "", drafts),
+                    result.busy_us)
         if self.pacing is not None:
             self.pacing.encoded(result.encoded)
             if record.extends or not result.step % 4:  # of steps that only decode, a sample
