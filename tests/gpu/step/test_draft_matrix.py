@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,12 +68,14 @@ def by_guesses(model: Any) -> ModelRunner:
     return runner
 
 
-def by_text(model: Any, method: str) -> ModelRunner:
-    """Drafts of the sequence's own text, wherever its last tokens occurred before."""
-    runner = make_runner(model, MOST, None, SLOTS, checkpoints=4)
-    runner.tables.keep_history()
-    runner.proposers = text_proposers(SpeculationConfig(
-        speculative=f"{method}:{MOST},fixed", prompt_lookup_min=1), runner.tables)
+def by_text(method: str) -> Callable[[Any], ModelRunner]:
+    def runner(model: Any) -> ModelRunner:
+        made = make_runner(model, MOST, None, SLOTS, checkpoints=4)
+        made.tables.keep_history()
+        made.proposers = text_proposers(
+            SpeculationConfig(speculative=f"{method}:{MOST},fixed"), made.tables)
+        return made
+
     return runner
 
 
@@ -82,8 +83,8 @@ MAKERS = {
     "guesses": Maker(tuple(MODELS), by_guesses),
     "mtp": Maker(("hybrid", "experts"),
                  lambda model: make_runner(model, MOST, None, SLOTS, mtp=True, checkpoints=4)),
-    "ngram": Maker(("plain", "hybrid"), partial(by_text, method="ngram")),
-    "suffix": Maker(("plain", "hybrid"), partial(by_text, method="suffix"))}
+    "ngram": Maker(tuple(MODELS), by_text("ngram")),
+    "suffix": Maker(tuple(MODELS), by_text("suffix"))}
 UNMADE = {"eagle3", "draft"}
 """Methods for which there is nothing here."""
 
@@ -229,7 +230,7 @@ def test_the_tokens_are_those_without_drafts(
                 torch.testing.assert_close(log_probabilities(own), log_probabilities(want),
                                            atol=ATOL, rtol=0)
     gauges = ring.core.health().gauges
-    assert gauges["spec_decode_num_accepted_tokens"] > 10
+    assert gauges["spec_decode_num_accepted_tokens"] > 5
     assert gauges["spec_decode_num_draft_tokens"] > gauges["spec_decode_num_accepted_tokens"]
     assert (gauges["preemptions"] > 0) == (way in ("preempted", "worker lost"))
     assert way != "cached" or all(own.cached >= SHARED for outs in outputs.values() for own in outs)
