@@ -7,7 +7,7 @@ import logging
 
 import torch
 
-from actorium.actors.config.parsed_values import parse_acceptance
+from actorium.actors.config.parsed_values import parse_acceptance, parse_speculative
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.plugins.entry_points import usable
@@ -36,6 +36,7 @@ from actorium.gpu.step.speculation import make_proposers
 from actorium.gpu.step.staging import device_arrays
 from actorium.gpu.step.states import StatePool
 from actorium.gpu.step.tables import SlotTables
+from actorium.gpu.step.text_proposer import text_proposers
 from actorium.gpu.vision.media_steps import make_images
 from actorium.gpu.weights.dtypes import TORCH_DTYPES, kv_dtype
 from actorium.gpu.worker.graph_setup import trial_graph_bytes, wanted_graphs
@@ -77,7 +78,7 @@ def allocate(config: Config, model: LoadedModel, device: torch.device, report: R
     pages = [pool.pages for pool in plan.pools]
     runner.pools = make_pools(shape, pages[:len(shape.groups)], size, dtype, device)
     runner.proposers = make_proposers(model.drafter, shape, make_draft_pool(
-        shape, pages[-1], size, dtype, device), tables)
+        shape, pages[-1], size, dtype, device), tables) | text_proposers(config.speculation, tables)
     attention = attention_bytes(*as_served(shape, demand), device.type,
                                 torch_attends(config, shape, device.type))
     planned = planned_bytes(plan, attention, graphs) | (
@@ -95,11 +96,13 @@ def first_runner(config: Config, model: LoadedModel, device: torch.device) -> Mo
                         shape.vocabulary, shape.max_model_len, len(shape.groups),
                         max_drafts(config, shape), model.ops.sampling)
     tables.images = make_images(model.vision, shape, demand_of(config), model.group)
+    if parse_speculative(config.speculation.speculative).by_text:
+        tables.keep_history()
     sinks = make_pools(shape, [1] * len(shape.groups), size, dtype, device)
     runner = ModelRunner(model, sinks, tables, make_states(config, shape, slots, 0, device),
                          force=parse_acceptance(config.speculation.force_acceptance))
     runner.proposers = make_proposers(model.drafter, shape, make_draft_pool(
-        shape, 1, size, dtype, device), tables)
+        shape, 1, size, dtype, device), tables) | text_proposers(config.speculation, tables)
     runner.processing = LogitsProcessing(usable(load_processors(config.runtime.plugins)), tables)
     return runner
 
