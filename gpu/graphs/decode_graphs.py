@@ -135,6 +135,12 @@ class GraphReplay:
             counts[:len(emitted.counts)] = emitted.counts
             self._draft()
 
+    def emitted(self, step: InputBatch) -> tuple[Array, Array]:
+        """(rows, counts) of `SamplerOutput`, of the step's own rows; until the next replay."""
+        shape = self._tier.shape
+        return (self._statics.tokens(shape)[:len(step.row_slots)],
+                self._statics.counts(shape)[:len(step.slots)])
+
     def _draft(self) -> None:
         if self._drafts:
             assert self._tier.drafts is not None

@@ -182,6 +182,8 @@ class LoadedModel(ABC):
             self.slopes = torch.tensor(shape.alibi[first:first + shape.heads], device=device)
         self.drafter: MtpDrafter | None = None
         """Of a model with a layer that drafts; who loads the model gives it one."""
+        self.draft_model: LoadedModel | None = None
+        """Likewise, a smaller model that drafts for it."""
         self.pooler: Pooler | None = None
         """Likewise, of a model that makes vectors or scores of prompts."""
         self.vision: VisionTower | None = None

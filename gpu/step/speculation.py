@@ -28,6 +28,8 @@ class Proposer(Protocol):
 
     pool: KVPagePool | None
     """What it keeps of sequences, by the pages of full attention; None: nothing in pages."""
+    captured: bool
+    """Whether graphs of decodes make its drafts: it must read nothing of the host then."""
 
     def needs_hidden(self, step: InputBatch, drafts: int) -> bool:
         """Whether it needs the step's hidden states to make so many drafts, or to make any later
@@ -45,6 +47,8 @@ class Proposer(Protocol):
 
 class MTPProposer:
     """Makes drafts with a model's MTP layer."""
+
+    captured = True
 
     def __init__(self, drafter: MtpDrafter, pool: KVPagePool, tables: SlotTables,
                  group: int) -> None:
@@ -65,7 +69,7 @@ class MTPProposer:
         batch, tensor = step.batches[self._group], self._tables.arrays.tensor
         tokens = tensor(self._following(step, sampled))
         if not drafts or sampled is None:
-            batch, n = _extends_alone(batch), batch.extend_tokens
+            batch, n = extends_alone(batch), batch.extend_tokens
             self._drafter.forward(tokens[:n], hidden[:n], batch, self._pages, batch.logit_rows)
             return
         wanted = tensor(self._last_rows(step, batch.extend_tokens, counts))
@@ -143,7 +147,7 @@ def make_proposers(drafter: MtpDrafter | None, shape: ModelShape, pool: KVPagePo
     return proposers
 
 
-def _extends_alone(batch: ForwardBatch) -> ForwardBatch:
+def extends_alone(batch: ForwardBatch) -> ForwardBatch:
     """The step without its decodes; no row is wanted."""
     n = batch.extend_tokens
     axes = batch.rope_positions
