@@ -27,12 +27,13 @@ from actorium.actors.models.model_names import (
     parse_name,
     wheel_model_file,
 )
+from actorium.actors.models.speculative_model import with_speculative_model
 from actorium.actors.runtime.console import print_notice
 
 
 def with_model_path(config: Config, weights: bool = True) -> Config:
-    """The configuration with a path for a model that was named, which is fetched if it is not here.
-    Clients see the name as it was given, unless `served_model_name` says otherwise. weights: False
+    """The configuration with a path for a model that was named, which is fetched if it is not here,
+    and with what `speculative_model` means. Clients see the name as it was given, unless `served_model_name` says otherwise. weights: False
     = config.json will do.
 
     Raises `BadModel` and `BadConfig` with one line.
@@ -40,15 +41,15 @@ def with_model_path(config: Config, weights: bool = True) -> Config:
     own = config.model
     name = named(config)
     if name is None:
-        return config
+        return with_speculative_model(config)
     text = config.runtime.log_format == "text"
     path = obtain(name, Path(own.download_dir).expanduser() if own.download_dir else hub_cache(),
                   weights=weights and own.load_format != "dummy",
                   tokenizer=weights and not own.skip_tokenizer,
                   say=lambda line: print_notice(line, config.runtime),
                   terminal=text and sys.stderr.isatty())
-    return msgspec.structs.replace(config, model=msgspec.structs.replace(
-        own, model=str(path), served_model_name=own.served_model_name or (own.model,)))
+    return with_speculative_model(msgspec.structs.replace(config, model=msgspec.structs.replace(
+        own, model=str(path), served_model_name=own.served_model_name or (own.model,))))
 
 
 def named(config: Config) -> ModelName | None:

@@ -123,5 +123,5 @@ def test_a_model_that_drafts_for_itself_is_always_right(make: Callable[[str], An
     drafting.next = lambda batch: next(chosen)
     drafting.verified = lambda seen: wrong.append(sum(seen.going[:-1]))
     assert tokens_of(ring.run()) == tokens_of(work.plain(model))
-    assert len(wrong) > 40 and not any(wrong)
+    assert len(wrong) > 10 and not any(wrong)
     assert (ring.preemptions > 0) == (preempt_every > 0)
