@@ -33,8 +33,8 @@ from actorium.actors.runtime.console import print_notice
 
 def with_model_path(config: Config, weights: bool = True) -> Config:
     """The configuration with a path for a model that was named, which is fetched if it is not here,
-    and with what `speculative_model` means. Clients see the name as it was given, unless `served_model_name` says otherwise. weights: False
-    = config.json will do.
+    and with what `speculative_model` means. Clients see the name as it was given, unless
+    `served_model_name` says otherwise. weights: False = config.json will do.
 
     Raises `BadModel` and `BadConfig` with one line.
     """

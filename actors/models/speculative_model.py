@@ -77,10 +77,9 @@ def check_same_tokens(target: Path, draft: Path) -> None:
     ours, theirs = (_tokens(path, data) for path, data in zip((target, draft), found, strict=True))
     if ours == theirs:
         return
-    number = next((i for i in sorted(ours.keys() | theirs.keys())
-                   if ours.get(i) != theirs.get(i)))
-    raise BadConfig(f"speculative_model: {draft} has other tokens than {target}: number {number} is "
-                    f"{_named(theirs, number)}, not {_named(ours, number)}", PARAM)
+    number = next(i for i in sorted(ours.keys() | theirs.keys()) if ours.get(i) != theirs.get(i))
+    raise BadConfig(f"speculative_model: {draft} has other tokens than {target}: number {number} "
+                    f"is {_named(theirs, number)}, not {_named(ours, number)}", PARAM)
 
 
 def _read(file: Path) -> bytes:

@@ -38,8 +38,8 @@ def weight_bytes(shape: ModelShape) -> int:
 
 
 def bytes_by_format(shape: ModelShape) -> dict[str, int]:
-    """The same of the model alone, by how they are held: the name of a dtype, or a `WeightFormat` in words; most
-    first."""
+    """The same of the model alone, by how they are held: the name of a dtype, or a `WeightFormat`
+    in words; most first."""
     if shape.by_transformers:
         return _by_transformers(shape)
     held: Counter[str] = Counter()

@@ -5,7 +5,8 @@ attention names. What the target extends it extends too. After a step was sample
 tokens that it has not seen, all of a sequence in one window, and chains drafts behind the last one.
 
 Steps whose drafts others make, or that make none, leave it behind: `DraftModelProposer` keeps the
-last tokens of each slot, and reads them once they are `CATCH_UP`, or when it is to draft again.
+last tokens of each slot, and reads them once they are more than `CATCH_UP`, when it is to draft
+again, or when the sequence leaves.
 Nothing here waits for the device.
 """
 
@@ -28,12 +29,14 @@ from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.sampler import window_grid
 from actorium.gpu.step.speculation import extends_alone
 from actorium.gpu.step.staging import Array, HostArrays
-from actorium.gpu.step.tables import SlotTables
+from actorium.gpu.step.tables import I32, SlotTables
 from actorium.kernels.sampling_tables import LIMIT
 
 CATCH_UP = 16
 """Tokens of a sequence that the model may lag behind where it drafts nothing, and the most that it
 reads of one at once."""
+FEW = 2
+"""Tokens that are not read when a sequence leaves its slot."""
 REMEMBERED = 64
 """Last tokens of each slot that are kept: more than it can lag by, a step's window included."""
 
@@ -69,21 +72,25 @@ class DraftModelProposer:
                 hidden: Tensor | None) -> None:
         """Read the step, and chain drafts; see `Proposer`."""
         if step.extends is not None:
+            self._unread[[slot for slot, _, _ in step.extends.rows]] = 0
             self._extend(step.batches[self._group])
         if sampled is None:
             return
         self._remember(step, sampled, counts)
-        unread = int(self._unread[step.slots].max())
-        if not drafts and unread <= CATCH_UP:
-            return
-        while unread > CATCH_UP:
-            self._read(step, unread, CATCH_UP)
-            unread -= CATCH_UP
-        rows = self._read(step, unread, _whole_power(unread))
-        self._unread[step.slots] = 0
         if drafts:
-            self._chain(step, drafts, rows)
+            self._chain(step, drafts, self._read(step.slots, step.slots_d))
             self._unread[step.slots] = 1 - drafts
+        elif int(self._unread[step.slots].max()) > CATCH_UP:
+            self._read(step.slots, step.slots_d)
+
+    def release(self, slots: I32) -> None:
+        """Read what these slots have left: others may share their pages. One token that was a draft
+        is not worth it."""
+        behind = slots[self._unread[slots] > FEW]
+        if len(behind):
+            (on_device,) = self._tables.arrays.stage(behind)
+            self._read(behind, on_device)
+        self._unread[slots] = 0
 
     def _extend(self, batch: ForwardBatch) -> None:
         """Keys and values of what the step extends."""
@@ -102,35 +109,43 @@ class DraftModelProposer:
         self._unread[step.slots[:step.ending]] = 1
         self._unread[step.slots[step.ending:]] += step.q_len
 
-    def _read(self, step: InputBatch, back: int, rows: int) -> Tensor:
-        """[sequences, hidden], of their last tokens, before the final norm: the model reads `rows`
-        tokens of each sequence, from the one that lies `back` from its end. What it has read before
-        it reads again, which changes nothing; prompts it has from extends."""
+    def _read(self, host: I32, slots: Array) -> Tensor:
+        """[sequences, hidden], of their last tokens, before the final norm: the model reads all
+        that it has not read. host: `slots`, on the host."""
+        unread = int(self._unread[host].max())
+        while unread > CATCH_UP:
+            self._read_rows(host, slots, unread, CATCH_UP)
+            unread -= CATCH_UP
+        self._unread[host] = 0
+        rows = 1 << (unread - 1).bit_length()  # kernels are compiled for few numbers of rows
+        return self._read_rows(host, slots, rows, rows)
+
+    def _read_rows(self, host: I32, slots: Array, back: int, rows: int) -> Tensor:
+        """`rows` tokens of each sequence, from the one that lies `back` from its end. What was read
+        before is read again, which changes nothing; prompts are there from extends."""
         t, arrays = self._tables, self._tables.arrays
-        where, long, slots = arrays.xp.where, arrays.long, step.slots_d
-        length, ended, table = t.seq_len[slots], t.ended[slots], t.pages[self._group]
-        back = max(back, rows)
-        start = where(ended | (length <= back), 0, length - back)
+        where, long, length, table = (arrays.xp.where, arrays.long, t.seq_len[slots],
+                                      t.pages[self._group])
+        start = where(length > back, length - back, 0)
         at = start[:, None] + arrays.arange(0, rows)
-        sink = ended[:, None] | (at < self._first[slots][:, None]) | (at >= length[:, None])
-        of, bound = slots[:, None], max(self._bound(step), rows)
+        sink = (at < self._first[slots][:, None]) | (at >= length[:, None])
+        of, bound = slots[:, None], max(self._bound(host), rows)
         index = where(sink, 0, table[of, at // t.page_size] * t.page_size + at % t.page_size)
         tokens = self._tokens[of, at % REMEMBERED]
-        first = long(t.row_numbers[:len(step.slots)] * rows)
         last = where(length - start < rows, length - start, rows) - 1
-        pages = table[slots, :-(-bound // t.page_size)]
         return self._forward(ForwardBatch(
             arrays.tensor(tokens.reshape(-1)), arrays.tensor(long(at.reshape(-1))),
-            arrays.tensor(long(index.reshape(-1))), [], 0, len(step.slots), arrays.tensor(pages),
+            arrays.tensor(long(index.reshape(-1))), [], 0, len(host),
+            arrays.tensor(table[slots, :-(-bound // t.page_size)]),
             arrays.tensor(arrays.narrow(start + rows)), bound,
-            arrays.tensor(first + long(where(ended, 0, last))), rows))
+            arrays.tensor(t.row_numbers[:len(host)] * rows + long(last)), rows))
 
     def _chain(self, step: InputBatch, drafts: int, rows: Tensor) -> None:
         """The first draft from the rows of the last tokens, the others each from the one before."""
         t, arrays, slots = self._tables, self._tables.arrays, step.slots_d
         where, long = arrays.xp.where, arrays.long
         length, ended, table = t.seq_len[slots], t.ended[slots], t.pages[self._group]
-        limit, bound = t.record[slots, LIMIT], self._bound(step)
+        limit, bound = t.record[slots, LIMIT], self._bound(step.slots)
         pages = arrays.tensor(table[slots, :-(-(bound + drafts) // t.page_size)])
         numbers = arrays.tensor(t.row_numbers[:len(step.slots)])
         t.drafts.tokens[slots, 0] = token = self._likeliest(rows)
@@ -144,10 +159,10 @@ class DraftModelProposer:
                 bound + i, numbers))
             t.drafts.tokens[slots, i] = token = self._likeliest(rows)
 
-    def _bound(self, step: InputBatch) -> int:
-        """The host's, on the lengths of the step's sequences."""
+    def _bound(self, slots: I32) -> int:
+        """The host's, on the lengths of these slots' sequences."""
         t = self._tables
-        return min(int(t.host_len[step.slots].max()), t.max_len)
+        return min(int(t.host_len[slots].max()), t.max_len)
 
     def _forward(self, batch: ForwardBatch) -> Tensor:
         """[R, hidden], the rows wanted. The target may have more tokens, which stand for nothing,
@@ -181,8 +196,3 @@ def _pools_by_group(model: LoadedModel, pool: KVPagePool) -> Sequence[KVPagePool
         part.scales = [pool.scales[i] for i in at if pool.scales]
         pools.append(part)
     return pools
-
-
-def _whole_power(rows: int) -> int:
-    """The least power of two that is not less: kernels are compiled for few numbers of rows."""
-    return 1 << (rows - 1).bit_length()

@@ -178,6 +178,9 @@ class ModelRunner:
 
         Raises `ValueError` on a plan that does not fit the tables.
         """
+        if plan.release:
+            for own in self.proposers.values():
+                own.release(np.frombuffer(plan.release, np.int32))
         up = self.arrays.upload()
         step = prepare_batch(self.tables, plan, up)
         self.window = step.q_len

@@ -19,7 +19,7 @@ from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.step.input_batch import InputBatch
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.staging import Array, HostArrays
-from actorium.gpu.step.tables import SlotTables
+from actorium.gpu.step.tables import I32, SlotTables
 from actorium.kernels.sampling_tables import LIMIT
 
 
@@ -43,6 +43,10 @@ class Proposer(Protocol):
         i64[sequences], how many of its rows each emitted; hidden: [T, hidden], of every row after
         the model's final norm; None where nobody needs them.
         """
+
+
+    def release(self, slots: I32) -> None:
+        """The sequences in these slots leave them with the next step. Host: i32[n]."""
 
 
 class MTPProposer:
@@ -75,6 +79,9 @@ class MTPProposer:
         wanted = tensor(self._last_rows(step, batch.extend_tokens, counts))
         out = self._drafter.forward(tokens, hidden, batch, self._pages, wanted)
         self._chain(step, drafts, out)
+
+    def release(self, slots: I32) -> None:
+        """Nothing is kept by slots."""
 
     def _following(self, step: InputBatch, sampled: Array) -> Array:
         """i64[T]: the token after each row's."""
