@@ -39,8 +39,9 @@ def speculative_model_kind(path: Path) -> Literal["draft", "eagle3"]:
     return "eagle3" if "eagle3" in kinds or "draft_vocab_size" in raw else "draft"
 
 
-def with_speculative_model(config: Config) -> Config:
+def with_speculative_model(config: Config, tokens: bool = True) -> Config:
     """The configuration with the method of its `speculative_model` where `speculative` is auto.
+    tokens: whether to compare tokens.
 
     Raises `BadModel` and `BadConfig` where there is no such model, where it is not of the method
     that is asked for, and where a draft model has other tokens than the model.
@@ -60,7 +61,7 @@ def with_speculative_model(config: Config) -> Config:
     elif kind not in asked.methods and asked.methods:
         raise BadConfig(f"speculative_model: {path} drafts by {kind}, and speculative is "
                         f"{own.speculative!r}", PARAM)
-    if kind == "draft" and asked.methods and not config.model.skip_tokenizer:
+    if kind == "draft" and asked.methods and tokens and not config.model.skip_tokenizer:
         check_same_tokens(resolve(config.model.model), path)
     return config
 
