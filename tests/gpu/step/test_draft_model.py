@@ -7,7 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
+import torch
 from helpers_drafting import follow_tokens
 from helpers_kinds import write_kind
 from helpers_models import generated, load, write_checkpoint
@@ -15,12 +18,22 @@ from helpers_parity import tokens
 from helpers_speculation import Hand, Work, make_runner, tokens_of
 
 from actorium.actors.params import ResolvedParams
+from actorium.gpu.step.draft_model import REMEMBERED
 from actorium.gpu.step.staging import DeviceArrays, HostArrays
 
 GREEDY = ResolvedParams(max_tokens=200, temperature=0.0)
 LAMA, QWEN, GEMMA = "LlamaForCausalLM", "Qwen3ForCausalLM", "Gemma3ForCausalLM"
 WINDOWED = {"num_hidden_layers": 4, "sliding_window": 12, "sliding_window_pattern": 2,
             "layer_types": ["sliding_attention", "full_attention"] * 2}
+
+
+def check_drafts(hand: Hand, oracle: Any, drafts: int) -> None:
+    """Those of every sequence are what transformers' model would say, up to its end."""
+    for s in hand.seqs:
+        most = min(drafts, s.prompt + s.params.max_tokens - len(s.tokens))
+        if most and not s.finish:
+            found = hand.runner.tables.drafts.tokens[s.slot].tolist()
+            assert found[:most] == generated(oracle, s.tokens, most)
 
 
 @pytest.mark.parametrize("arrays", [HostArrays, DeviceArrays])
@@ -39,9 +52,7 @@ def test_drafts_are_what_the_model_would_say(architecture: str, options: dict[st
     hand = Hand(runner)
 
     def check(drafts: int) -> None:
-        for s in hand.seqs if drafts else ():
-            want = generated(oracle, s.tokens, drafts)
-            assert runner.tables.drafts.tokens[s.slot].tolist()[:drafts] == want
+        check_drafts(hand, oracle, drafts)
 
     hand.admit(tokens(19), GREEDY, 4)
     check(4)
@@ -52,7 +63,7 @@ def test_drafts_are_what_the_model_would_say(architecture: str, options: dict[st
     hand.admit(tokens(1, 7), GREEDY, 0)
     hand.decode(4)
     check(4)
-    for _ in range(45):
+    for _ in range(REMEMBERED + 9):
         hand.decode(0)
     hand.admit(tokens(2, 3), GREEDY, 0)
     hand.decode(3)
@@ -61,6 +72,71 @@ def test_drafts_are_what_the_model_would_say(architecture: str, options: dict[st
     check(4)
     emitted = [count for s in hand.seqs for count in s.emitted]
     assert 5 in emitted and {2, 3, 4} & set(emitted) and 1 in emitted
+
+
+def check_pages(hand: Hand, model: Any) -> None:
+    """What was kept of every sequence's tokens is what the model keeps of them as a prompt."""
+    (pool,), t = hand.runner.draft_pools, hand.runner.tables
+    for s in hand.seqs:
+        alone = Hand(make_runner(model, 0))
+        alone.admit(s.tokens, GREEDY, 0)
+        at = np.arange(len(s.tokens))
+        found, want = (table[at // 8] * 8 + at % 8 for table in (
+            t.pages[0][s.slot], alone.runner.tables.pages[0][1]))
+        for ours, theirs in zip(pool.layers, alone.runner.pools[0].layers, strict=True):
+            torch.testing.assert_close(ours[found], theirs[want], atol=1e-4, rtol=1e-4)
+
+
+def test_its_pages_are_whole_when_it_drafts(tmp_path: Path) -> None:
+    """Behind few and many plans that drafted nothing, beside sequences of other lengths, and where
+    others have made the drafts."""
+    write_checkpoint(tmp_path / "target", seed=1)
+    write_checkpoint(tmp_path / "draft", LAMA, 2)
+    model = load(tmp_path / "draft")
+    hand = Hand(make_runner(load(tmp_path / "target"), 4, draft=model))
+    run, method = hand.runner.run, ""
+    hand.runner.run = lambda plan: run(  # type: ignore[method-assign]
+        msgspec.structs.replace(plan, draft_method=method))
+    hand.admit(tokens(9), GREEDY, 0)
+    for zeros, beside in ((1, 1), (4, 3), (13, 17), (REMEMBERED + 9, 2)):
+        for _ in range(zeros):
+            hand.decode(0)
+        hand.admit(tokens(beside), GREEDY, 0)
+        hand.decode(4)
+        check_pages(hand, model)
+        hand.decode(2)
+        hand.decode(0)
+        hand.decode(1)
+        check_pages(hand, model)
+        method = "ngram"  # which leaves the drafts that were there
+        for _ in range(3):
+            hand.decode(4)
+        method = ""
+        hand.decode(4)
+        check_pages(hand, model)
+        hand.decode(0)
+
+
+def test_nothing_is_written_to_pages_of_others(tmp_path: Path) -> None:
+    """Of a sequence shorter than the window that is read, and at the end of one: entries of its
+    page table that it has no use for yet name pages of the other one."""
+    oracle = write_checkpoint(tmp_path, LAMA, 2)
+    model = load(tmp_path)
+    hand = Hand(make_runner(model, 4, draft=model))
+    table = hand.runner.tables.pages[0]
+    hand.admit(tokens(30), GREEDY, 0)
+    for _ in range(12):
+        hand.decode(0)
+    for prompt, params in ((1, GREEDY), (5, ResolvedParams(max_tokens=3, temperature=0.0))):
+        hand.admit(tokens(prompt), params, 0)
+        own = hand.seqs[-1].slot
+        kept, table[own, 1:] = table[own].copy(), table[1, :-1]
+        hand.decode(4)
+        check_drafts(hand, oracle, 4)
+        table[own] = kept
+        hand.decode(0)
+    hand.decode(4)
+    check_drafts(hand, oracle, 4)
 
 
 # --- the same tokens -----------------------------------------------------------------------------

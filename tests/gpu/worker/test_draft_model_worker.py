@@ -122,10 +122,12 @@ def test_a_draft_that_is_no_model_is_named(tmp_path: Path) -> None:
         opened(config_of(target, draft))
 
 
-def test_a_shorter_draft_with_fewer_tokens_serves(tmp_path: Path) -> None:
-    """Its table of positions ends before the target's sequences, its vocabulary before its ids."""
+@pytest.mark.parametrize("vocab", [170, 400])
+def test_a_shorter_draft_with_another_head_serves(vocab: int, tmp_path: Path) -> None:
+    """Its table of positions ends before the target's sequences, its vocabulary before or behind
+    its ids."""
     target = write(tmp_path / "target")
-    draft = write(tmp_path / "draft", max_position_embeddings=24, vocab_size=170)
+    draft = write(tmp_path / "draft", max_position_embeddings=24, vocab_size=vocab)
     want = outputs(opened(config_of(target, draft, "off")), "off")
     own = opened(config_of(target, draft, "draft:3,fixed"))
     assert own.runner.model.draft_model.shape.max_model_len == 24
