@@ -193,7 +193,8 @@ class SpeculationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     smaller model, see speculative_model) | ngram (what followed the last tokens before) | suffix
     (the same, for the longest match, of earlier answers too)."""
     speculative_model: str = ""
-    """Directory of the smaller model of the method draft, or of the head of eagle3."""
+    """The smaller model of the method draft: a directory, a .gguf file or a name, as `model`; or the
+    directory of the head of eagle3. With speculative auto it is the method."""
     force_acceptance: str = ""
     """Benchmarks with random weights: accept draft i with the i-th of these probabilities
     ("0.8,0.6"), whatever was sampled; empty = drafts are accepted where they equal the sample."""

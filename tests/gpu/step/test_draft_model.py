@@ -184,12 +184,14 @@ def test_tokens_are_those_without_drafts(make: Callable[[str], Any], kind: str) 
         assert (ring.preemptions > 0) == (preempt_every > 0)
 
 
-@pytest.mark.parametrize("preempt_every", [0, 7])
-def test_a_model_that_drafts_for_itself_is_always_right(make: Callable[[str], Any],
+@pytest.mark.parametrize(("kind", "preempt_every"), [
+    ("attention", 0), ("attention", 7), ("windows", 0), ("deepseek", 0),
+    pytest.param("experts", 0, marks=pytest.mark.slow)])
+def test_a_model_that_drafts_for_itself_is_always_right(make: Callable[[str], Any], kind: str,
                                                         preempt_every: int) -> None:
     """Its keys and values are whole after chunks, preemptions, in shared prefixes, and behind plans
     that drafted nothing."""
-    model, wrong = make("attention"), []
+    model, wrong = make(kind), []
     greedy = ResolvedParams(max_tokens=40, temperature=0.0)
     work = Work(PROMPTS, [greedy] * len(PROMPTS))
     runner = make_runner(model, 4, draft=model, slots=6)
