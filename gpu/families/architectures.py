@@ -39,6 +39,7 @@ from actorium.gpu.families.dense_config import (
     seed_oss,
     smollm3,
 )
+from actorium.gpu.families.eagle_config import read_eagle
 from actorium.gpu.families.encoder_config import READERS, bidirectional
 from actorium.gpu.families.fp8_config import served_fp8
 from actorium.gpu.families.gemma_config import gemma3n, gemma4, gemma_layer
@@ -296,7 +297,7 @@ def read_shape(path: Path, config: Config) -> ModelShape:
     if shape.chunked and (chunk := max(shape.windows)) % page:
         raise BadConfig(f"page_size: must divide the chunks of {chunk} tokens to which the model "
                         f"attends, got {page}", "memory.page_size")
-    return shape
+    return replace(shape, eagle=read_eagle(shape, config))
 
 
 def _architecture(raw: dict[str, Any], where: Path) -> str:

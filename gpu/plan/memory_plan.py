@@ -109,8 +109,8 @@ class MemoryPlan:
     budget: int
     checkpoints: int
     pools: tuple[Pool, ...]
-    """The groups of `shape.groups`, then that of the MTP layers, which has the same pages as full
-    attention: their tables are one."""
+    """The groups of `shape.groups`, then those of the MTP layers and of an EAGLE-3 head, which have
+    the same pages as full attention: their tables are one."""
 
     @property
     def slots(self) -> int:
@@ -306,7 +306,7 @@ def as_served(shape: ModelShape, demand: Demand) -> tuple[ModelShape, Demand]:
                         "speculation.speculative")
     if demand.drafts and shape.mtp_layers:
         return shape, demand._replace(drafts=max(demand.drafts, demand.other_drafts))
-    return (replace(shape, mtp_layers=0),
+    return (replace(shape, mtp_layers=0, eagle=shape.eagle if demand.other_drafts else None),
             demand._replace(drafts=demand.other_drafts, auto=True))
 
 
@@ -344,9 +344,10 @@ def state_bytes(shape: ModelShape, demand: Demand) -> StateBytes:
 
 
 def token_bytes(shape: ModelShape, demand: Demand) -> int:
-    """Bytes of a token's keys and values over all attention layers and the MTP layers."""
+    """Bytes of a token's keys and values over all attention layers and those that draft."""
     groups = sum(_layers_bytes(shape, demand, layers) for _, layers in shape.groups)
-    return groups + _layers_bytes(shape, demand, _mtp_layers(shape))
+    head = _layer_bytes(shape.eagle.layer, demand) if shape.eagle else 0
+    return groups + _layers_bytes(shape, demand, _mtp_layers(shape)) + head
 
 
 def _layers_bytes(shape: ModelShape, demand: Demand, layers: Sequence[int]) -> int:
@@ -382,6 +383,9 @@ def _groups(shape: ModelShape, demand: Demand) -> list[Pool]:
                   page(layers)) for window, layers in shape.groups]
     if shape.mtp_layers:
         pools.append(Pool("MTP layer", 0, shape.mtp_layers, 0, page(_mtp_layers(shape))))
+    if shape.eagle:
+        pools.append(Pool("EAGLE-3 head", 0, 1, 0,
+                          _layer_bytes(shape.eagle.layer, demand) * demand.page_size))
     return pools
 
 

@@ -27,6 +27,7 @@ from actorium.gpu.plan.non_cache_memory import (
     torch_attends,
 )
 from actorium.gpu.plan.sizes import device_budget, page_table_width
+from actorium.gpu.step.eagle import eagle_proposers
 from actorium.gpu.step.pools import make_draft_pool, make_pools
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.speculation import make_proposers
@@ -75,6 +76,7 @@ def allocate(config: Config, model: LoadedModel, device: torch.device, report: R
     runner.pools = make_pools(shape, pages[:len(shape.groups)], size, dtype, device)
     runner.proposers = make_proposers(model.drafter, shape, make_draft_pool(
         shape, pages[-1], size, dtype, device), tables)
+    runner.proposers |= eagle_proposers(model, pages[-1], size, dtype, tables)
     attention = attention_bytes(*as_served(shape, demand), device.type,
                                 torch_attends(config, shape, device.type))
     planned = planned_bytes(plan, attention, graphs) | (
@@ -97,6 +99,7 @@ def first_runner(config: Config, model: LoadedModel, device: torch.device) -> Mo
                          force=parse_acceptance(config.speculation.force_acceptance))
     runner.proposers = make_proposers(model.drafter, shape, make_draft_pool(
         shape, 1, size, dtype, device), tables)
+    runner.proposers |= eagle_proposers(model, 1, size, dtype, tables)
     return runner
 
 

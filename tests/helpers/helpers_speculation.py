@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from actorium.actors.messages import Admit, RowMask, StepPlan, StepResult
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.plan.sizes import page_table_width
+from actorium.gpu.step.eagle import eagle_proposers
 from actorium.gpu.step.pools import make_draft_pool, make_pools
 from actorium.gpu.step.runner import ModelRunner, ProposeHook
 from actorium.gpu.step.speculation import make_proposers
@@ -47,10 +48,15 @@ def make_runner(model: Any, drafts: int, propose: ProposeHook | None = None, slo
             for part in layer:
                 part.fill_(RUBBISH)
     own = make_draft_pool(shape, pages, page_size, dtype, device) if mtp else None
-    for pool in (*pools, *([own] if own else [])):
+    for pool in pools:
         for pages_of in pool.tensors:
             pages_of.fill_(RUBBISH)
     proposers = make_proposers(getattr(model, "drafter", None), shape, own, tables)
+    if drafts and getattr(model, "eagle", None) is not None:
+        proposers |= eagle_proposers(model, pages, page_size, dtype, tables)
+    for name in proposers:
+        for pages_of in proposers[name].pool.tensors:
+            pages_of.fill_(RUBBISH)
     return ModelRunner(model, pools, tables, states, proposers, propose, force)
 
 
