@@ -152,7 +152,7 @@ def read_targets(path: Path, drafts: int, vocab: int) -> Tensor | None:
         return None
     if differences is not None and differences.shape == (drafts,):
         targets = differences + torch.arange(drafts)
-        if 0 <= int(targets.min()) and int(targets.max()) < vocab:
+        if int(targets.min()) >= 0 and int(targets.max()) < vocab:
             return targets
     raise BadConfig(f"speculative_model: {path}: tensor d2t: must name {drafts:,} of the model's "
                     f"{vocab:,} tokens", "speculation.speculative_model")

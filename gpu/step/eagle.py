@@ -1,5 +1,5 @@
-"""Proposes drafts by an EAGLE-3 head: as the MTP layer does (`speculation.py`), but from hidden states
-before some of the model's layers, and in a vocabulary of its own."""
+"""Proposes drafts by an EAGLE-3 head: as the MTP layer does (`speculation.py`), but from what goes
+into some of the model's layers, and in a vocabulary of its own."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""EAGLE-3 heads: tiny checkpoints, and the head as its paper describes it (arXiv 2503.01840, section
-3.1 and figure 5), in plain torch."""
+"""EAGLE-3 heads: tiny checkpoints, and the head as its paper describes it (arXiv 2503.01840), in
+plain torch."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from actorium.gpu.models.registry import load_model
 
 DRAFTED = 60
 """Tokens of the drafts' vocabulary."""
+LOUD = 2.0
+"""Times that embeddings are made larger, beside what random layers add to them."""
 
 
 def eagle_config(target: Path, **fields: Any) -> dict[str, Any]:
@@ -144,7 +146,7 @@ class EagleOracle:
     def chain(self, ids: list[int], hidden: Tensor, drafts: int) -> list[int]:
         """The drafts after `ids`; hidden: [n - 1, hidden], joined, of all but the last of them."""
         ids = list(ids)
-        for i in range(drafts):
+        for _ in range(drafts):
             out = self.forward(ids[1:], hidden)
             draft = int(self.logits(out[-1:]).argmax())
             ids.append(draft + int(self.tensors["d2t"][draft]))
@@ -163,8 +165,7 @@ def follow_tokens_by_head(target: Path, head: Path, seed: int = 2) -> None:
     successor = targets[torch.randint(len(targets), (vocab,), generator=random)]
     embedding = torch.randn(vocab, size, generator=random)
     rows = torch.zeros(vocab, size).index_add_(0, successor, embedding / size ** 0.5)
-    own[name] = embedding
-    own["lm_head.weight"] = rows
+    own[name], own["lm_head.weight"] = LOUD * embedding, rows
     at, nothing = "midlayer.self_attn.", torch.zeros(32, size)
     keys, values = torch.randn(2, 32, size, generator=random) / size ** 0.5
     # Each row attends to itself, mostly, and takes its token's embedding from there.
@@ -175,7 +176,7 @@ def follow_tokens_by_head(target: Path, head: Path, seed: int = 2) -> None:
         f"{at}k_proj.weight": torch.cat((2 * keys, nothing), 1),
         f"{at}v_proj.weight": torch.cat((values, nothing), 1),
         f"{at}o_proj.weight": by_head[1].T.contiguous(), "lm_head.weight": rows[targets],
-        "fc.weight": 0.1 * drafts["fc.weight"],
+        "fc.weight": 0.1 / LOUD * drafts["fc.weight"],
         "midlayer.mlp.down_proj.weight": 0.1 * drafts["midlayer.mlp.down_proj.weight"]}
     for path, tensors in ((target, own), (head, drafts)):
         save_file(tensors, str(path / "model.safetensors"), metadata={"format": "pt"})

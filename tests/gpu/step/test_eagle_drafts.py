@@ -55,8 +55,7 @@ def test_no_token_changes(make: Callable[[str], Any], kind: str, work: Work, arr
     got = ring.run()
     assert tokens_of(got) == tokens_of(want)
     assert ring.preemptions > 0
-    print('ACC', kind, accepted(ring), ring.core.health().gauges['spec_decode_num_draft_tokens'])
-    assert accepted(ring) > 20
+    assert accepted(ring) > 30
 
 
 def accepted(ring: Ring) -> float:

@@ -1,0 +1,89 @@
+"""Conversations that a chat model writes alone, and the acceptance of an EAGLE-3 head on them.
+
+The model is given its chat template up to the user's words and writes these, too; then it answers
+them. So a head learns from what its model says, and no data set is needed."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from transformers import AutoTokenizer
+
+from actorium import Client, Completion, Engine, SamplingParams
+from actorium.actors.client.requests import Request
+
+QUESTION_TOKENS, ANSWER_TOKENS = 60, 160
+HELD_OUT = 32
+"""The last of the conversations, which nothing is trained on."""
+_WORDS = "@@words@@"
+
+
+class Conversation(NamedTuple):
+    """Token ids."""
+
+    prompt: list[int]
+    answer: list[int]
+
+
+def write_texts(model: Path, file: Path, count: int, seed: int) -> None:
+    """Writes so many conversations, a JSON object a line."""
+    tokenizer = AutoTokenizer.from_pretrained(str(model))
+    before, after = tokenizer.apply_chat_template(
+        [{"role": "user", "content": _WORDS}], tokenize=False, add_generation_prompt=True
+    ).split(_WORDS)
+    start = tokenizer.encode(before, add_special_tokens=False)
+    behind = tokenizer.encode(after, add_special_tokens=False)
+    draw = random.Random(seed)
+    with Engine(model, speculative="off", max_num_seqs=32) as engine:
+        asked = list(_completed(engine.client, [start] * count, [SamplingParams(
+            max_tokens=QUESTION_TOKENS, temperature=1.0, top_p=0.95, seed=draw.getrandbits(32))
+            for _ in range(count)]))
+        # Questions that do not end are no questions.
+        prompts = [[*start, *_words(own, tokenizer.eos_token_id), *behind] for _, own in asked
+                   if own.finish_reason == "stop"]
+        # As a server does: some callers sample, some do not.
+        params = [SamplingParams(max_tokens=ANSWER_TOKENS, temperature=draw.choice((0.0, 0.7)),
+                                 seed=draw.getrandbits(32)) for _ in prompts]
+        answers = _completed(engine.client, prompts, params)
+        with file.open("w", encoding="utf-8") as out:
+            for number, own in answers:
+                out.write(json.dumps(Conversation(prompts[number], own.token_ids)._asdict()) + "\n")
+
+
+def _words(asked: Completion, end: int) -> list[int]:
+    ids = asked.token_ids
+    return ids[:-1] if ids[-1:] == [end] else ids
+
+
+def _completed(client: Client, prompts: Sequence[list[int]], params: Sequence[SamplingParams]
+               ) -> Iterator[tuple[int, Completion]]:
+    """Yields (number of the prompt, its completion) as they end."""
+    requests = [Request(prompt=prompt, params=own)
+                for prompt, own in zip(prompts, params, strict=True)]
+    for done, (number, result) in enumerate(client.run(requests), 1):
+        if isinstance(result, Exception):
+            raise result
+        if done % 50 == 0:
+            print(f"{done} of {len(requests)}", flush=True)
+        yield number, result[0]
+
+
+def read_texts(file: Path) -> list[Conversation]:
+    """Reads what `write_texts` wrote."""
+    return [Conversation(**json.loads(line)) for line in file.read_text().splitlines()]
+
+
+def measured(model: Path, head: Path, texts: Sequence[Conversation], drafts: int,
+             temperature: float, **config: Any) -> dict[str, Any]:
+    """What an engine with the head says of its drafts, after the answers to these prompts."""
+    with Engine(model, speculative=f"eagle3:{drafts},fixed", speculative_model=str(head),
+                max_num_seqs=8, **config) as engine:
+        params = [SamplingParams(max_tokens=ANSWER_TOKENS, temperature=temperature, seed=i)
+                  for i in range(len(texts))]
+        list(_completed(engine.client, [own.prompt for own in texts], params))
+        found: dict[str, Any] = engine.client.server_info()["speculation"]
+        return found
