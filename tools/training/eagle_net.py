@@ -26,7 +26,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 from actorium.tools.training.demo_drafts import Entries, attend
-from actorium.tools.training.eagle_texts import Conversation
+from actorium.tools.training.eagle_texts import WrittenConversation
 
 TRAINED_DRAFTS = 3
 """Streams that a training step makes."""
@@ -127,7 +127,7 @@ class Teacher:
         self.head = self.model.get_output_embeddings().weight.detach().float()
 
     @torch.inference_mode()
-    def batches(self, texts: Sequence[Conversation]) -> list[EagleBatch]:
+    def batches(self, texts: Sequence[WrittenConversation]) -> list[EagleBatch]:
         """Rows of the texts, with hidden states, which are kept in bf16."""
         found = []
         for at in range(0, len(texts), ROWS):
@@ -143,7 +143,7 @@ class Teacher:
         return [EagleBatch(*(own.clone() for own in batch)) for batch in found]
 
 
-def frequent_tokens(texts: Sequence[Conversation], count: int) -> Tensor:
+def frequent_tokens(texts: Sequence[WrittenConversation], count: int) -> Tensor:
     """i64[count], rising: the tokens that answers have most often; of those that none has, the
     first ones."""
     seen = Counter(token for own in texts for token in own.answer)
@@ -200,10 +200,10 @@ def save_head(teacher: Teacher, net: EagleNet, targets: Tensor, folder: Path) ->
     tensors |= {"d2t": targets - torch.arange(len(targets)),
                 "t2d": known.index_fill_(0, targets, True)}
     save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
-    own: dict[str, Any] = {name: getattr(teacher.config, name) for name in (
+    config: dict[str, Any] = {name: getattr(teacher.config, name) for name in (
         *_FIELDS, "head_dim", "max_position_embeddings", "hidden_act", "num_hidden_layers")}
-    own |= {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama",
+    config |= {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama",
             "rope_theta": teacher.config.rope_parameters["rope_theta"], "dtype": "bfloat16",
             "draft_vocab_size": len(targets), "tie_word_embeddings": False,
             "eagle_aux_hidden_state_layer_ids": teacher.taps}
-    (folder / "config.json").write_text(json.dumps(own, indent=2) + "\n", encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

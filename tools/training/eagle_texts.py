@@ -22,7 +22,7 @@ HELD_OUT = 32
 _WORDS = "@@words@@"
 
 
-class Conversation(NamedTuple):
+class WrittenConversation(NamedTuple):
     """Token ids."""
 
     prompt: list[int]
@@ -50,8 +50,9 @@ def write_texts(model: Path, file: Path, count: int, seed: int) -> None:
                                  seed=draw.getrandbits(32)) for _ in prompts]
         answers = _completed(engine.client, prompts, params)
         with file.open("w", encoding="utf-8") as out:
-            for number, own in answers:
-                out.write(json.dumps(Conversation(prompts[number], own.token_ids)._asdict()) + "\n")
+            for number, answer in answers:
+                text = WrittenConversation(prompts[number], answer.token_ids)
+                out.write(json.dumps(text._asdict()) + "\n")
 
 
 def _words(asked: Completion, end: int) -> list[int]:
@@ -72,12 +73,12 @@ def _completed(client: Client, prompts: Sequence[list[int]], params: Sequence[Sa
         yield number, result[0]
 
 
-def read_texts(file: Path) -> list[Conversation]:
+def read_texts(file: Path) -> list[WrittenConversation]:
     """Reads what `write_texts` wrote."""
-    return [Conversation(**json.loads(line)) for line in file.read_text().splitlines()]
+    return [WrittenConversation(**json.loads(line)) for line in file.read_text().splitlines()]
 
 
-def measured(model: Path, head: Path, texts: Sequence[Conversation], drafts: int,
+def measured(model: Path, head: Path, texts: Sequence[WrittenConversation], drafts: int,
              temperature: float, **config: Any) -> dict[str, Any]:
     """What an engine with the head says of its drafts, after the answers to these prompts."""
     with Engine(model, speculative=f"eagle3:{drafts},fixed", speculative_model=str(head),
@@ -85,5 +86,5 @@ def measured(model: Path, head: Path, texts: Sequence[Conversation], drafts: int
         params = [SamplingParams(max_tokens=ANSWER_TOKENS, temperature=temperature, seed=i)
                   for i in range(len(texts))]
         list(_completed(engine.client, [own.prompt for own in texts], params))
-        found: dict[str, Any] = engine.client.server_info()["speculation"]
-        return found
+        counts: dict[str, Any] = engine.client.server_info()["speculation"]
+        return counts
