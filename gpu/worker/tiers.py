@@ -145,9 +145,11 @@ def page_namespace(config: Config, path: Path, shape: object, info: WorkerInfo, 
              info.inexact, torch.backends.cpu.get_cpu_capability(), place.rank, place.size,
              parts, width)
     made = blake2b(msgspec.msgpack.encode(facts), digest_size=NAME_BYTES)
-    for file in sorted(path.iterdir()):
-        if file.is_file():
-            made.update(_of_file(file))
+    drafting = config.speculation.speculative_model
+    for folder in (path, *([resolve(drafting)] if drafting else [])):
+        for file in sorted(folder.iterdir()):
+            if file.is_file():
+                made.update(_of_file(file))
     return made.digest()
 
 

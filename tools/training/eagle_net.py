@@ -30,8 +30,8 @@ from actorium.tools.training.eagle_texts import WrittenConversation
 
 TRAINED_DRAFTS = 3
 """Streams that a training step makes."""
-LENGTH, ROWS = 256, 8
-"""Tokens of a row, and rows of a batch."""
+LENGTH, ROWS = 256, 16
+"""Tokens of a row at most, and rows of a batch."""
 _FIELDS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
            "rms_norm_eps", "vocab_size")
 
@@ -47,6 +47,8 @@ class EagleBatch(NamedTuple):
     """[B, T, 3 * hidden]: what goes into three of the model's layers, side by side."""
     last: Tensor
     """[B, T, hidden]: of the model, after its final norm."""
+    likeliest: Tensor
+    """i64[B, T]: what the model says is the next token."""
 
 
 class EagleAttention(nn.Module):
@@ -114,7 +116,7 @@ class Teacher:
     """A model as heads are trained for it: what it says, and its hidden states."""
 
     def __init__(self, path: Path) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.bfloat16).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32).eval()
         raw = self.model.config.get_text_config()
         layers = raw.num_hidden_layers
         self.taps = [2, layers // 2, layers - 3]
@@ -126,21 +128,24 @@ class Teacher:
         self.embedding = self.model.get_input_embeddings().weight.detach().float()
         self.head = self.model.get_output_embeddings().weight.detach().float()
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def batches(self, texts: Sequence[WrittenConversation]) -> list[EagleBatch]:
-        """Rows of the texts, with hidden states, which are kept in bf16."""
-        found = []
+        """Rows of the texts, about as long as each other, with hidden states, which are kept in
+        bf16."""
+        batches = []
+        whole = sorted(([*own.prompt, *own.answer][:LENGTH] for own in texts), key=len)
         for at in range(0, len(texts), ROWS):
-            rows = [[*own.prompt, *own.answer][:LENGTH] for own in texts[at:at + ROWS]]
-            ids, weights = torch.zeros((2, len(rows), LENGTH), dtype=torch.long)
+            rows = whole[at:at + ROWS]
+            ids, weights = torch.zeros((2, len(rows), len(rows[-1])), dtype=torch.long)
             for i, row in enumerate(rows):
                 ids[i, :len(row)], weights[i, :len(row) - 1] = torch.tensor(row), 1
-            states = self.model(ids, output_hidden_states=True, logits_to_keep=1).hidden_states
-            found.append(EagleBatch(ids, weights.float(), torch.cat(
-                [states[i] for i in self.taps], -1), states[-1]))
-            if at // ROWS % 20 == 0:
+            out = self.model(ids, output_hidden_states=True)
+            states = torch.cat([out.hidden_states[i] for i in self.taps], -1)
+            batches.append(EagleBatch(ids, weights.float(), states.bfloat16(),
+                                      out.hidden_states[-1].bfloat16(), out.logits.argmax(-1)))
+            if at // ROWS % 10 == 0:
                 print(f"hidden states of {at + len(rows)} texts", flush=True)
-        return [EagleBatch(*(own.clone() for own in batch)) for batch in found]
+        return batches
 
 
 def frequent_tokens(texts: Sequence[WrittenConversation], count: int) -> Tensor:
@@ -158,9 +163,8 @@ def draft_loss(teacher: Teacher, net: EagleNet, targets: Tensor, batch: EagleBat
     learnt."""
     embedded = F.embedding(F.pad(batch.ids[:, 1:], (0, 1)), teacher.embedding)
     with torch.no_grad():
-        said = batch.last[:, 1:].float() @ teacher.head.T
-        known = torch.isin(said.argmax(-1), targets)
-        said, weights = said[..., targets].softmax(-1), batch.weights[:, 1:] * known
+        said = (batch.last[:, 1:].float() @ teacher.head[targets].T).softmax(-1)
+        weights = batch.weights[:, 1:] * torch.isin(batch.likeliest[:, 1:], targets)
     loss = torch.zeros(())
     for i, logits in enumerate(net.streams(embedded, batch.states.float(), TRAINED_DRAFTS)):
         each = -(said * logits[:, :-1].log_softmax(-1)).sum(-1) * weights

@@ -1,7 +1,8 @@
 """Conversations that a chat model writes alone, and the acceptance of an EAGLE-3 head on them.
 
-The model is given its chat template up to the user's words and writes these, too; then it answers
-them. So a head learns from what its model says, and no data set is needed."""
+Where nobody brings questions, the model is given its chat template up to the user's words and
+writes these, too; then it answers them. So a head learns from what its model says, and no data set
+is needed."""
 
 from __future__ import annotations
 
@@ -29,22 +30,23 @@ class WrittenConversation(NamedTuple):
     answer: list[int]
 
 
-def write_texts(model: Path, file: Path, count: int, seed: int) -> None:
-    """Writes so many conversations, a JSON object a line."""
+def write_texts(model: Path, file: Path, count: int, seed: int, questions: Sequence[str] = ()
+                ) -> None:
+    """Writes conversations, a JSON object a line. questions: what users say; (): the model is asked
+    for so many, of which those that end are kept."""
     tokenizer = AutoTokenizer.from_pretrained(str(model))
+
+    def encoded(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
     before, after = tokenizer.apply_chat_template(
         [{"role": "user", "content": _WORDS}], tokenize=False, add_generation_prompt=True
     ).split(_WORDS)
-    start = tokenizer.encode(before, add_special_tokens=False)
-    behind = tokenizer.encode(after, add_special_tokens=False)
     draw = random.Random(seed)
     with Engine(model, speculative="off", max_num_seqs=32) as engine:
-        asked = list(_completed(engine.client, [start] * count, [SamplingParams(
-            max_tokens=QUESTION_TOKENS, temperature=1.0, top_p=0.95, seed=draw.getrandbits(32))
-            for _ in range(count)]))
-        # Questions that do not end are no questions.
-        prompts = [[*start, *_words(own, tokenizer.eos_token_id), *behind] for _, own in asked
-                   if own.finish_reason == "stop"]
+        asked = [encoded(own) for own in questions] or list(_asked(
+            engine.client, encoded(before), count, tokenizer.eos_token_id, draw))
+        prompts = [[*encoded(before), *own, *encoded(after)] for own in asked]
         # As a server does: some callers sample, some do not.
         params = [SamplingParams(max_tokens=ANSWER_TOKENS, temperature=draw.choice((0.0, 0.7)),
                                  seed=draw.getrandbits(32)) for _ in prompts]
@@ -55,9 +57,14 @@ def write_texts(model: Path, file: Path, count: int, seed: int) -> None:
                 out.write(json.dumps(text._asdict()) + "\n")
 
 
-def _words(asked: Completion, end: int) -> list[int]:
-    ids = asked.token_ids
-    return ids[:-1] if ids[-1:] == [end] else ids
+def _asked(client: Client, start: list[int], count: int, end: int, draw: random.Random
+           ) -> Iterator[list[int]]:
+    """Yields the tokens of what the model says as the user."""
+    params = [SamplingParams(max_tokens=QUESTION_TOKENS, temperature=1.0, top_p=0.95,
+                             seed=draw.getrandbits(32)) for _ in range(count)]
+    for _, own in _completed(client, [start] * count, params):
+        if own.finish_reason == "stop":
+            yield own.token_ids[:-1] if own.token_ids[-1:] == [end] else own.token_ids
 
 
 def _completed(client: Client, prompts: Sequence[list[int]], params: Sequence[SamplingParams]

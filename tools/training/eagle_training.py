@@ -35,6 +35,8 @@ def main() -> None:
         own.add_argument("--seed", type=int, default=1)
         if name == "texts":
             own.add_argument("--count", type=int, default=1000, help="questions that are asked for")
+            own.add_argument("--questions", type=Path, help="file of questions, a JSON string a "
+                             "line; by default the model writes them")
             continue
         own.add_argument("--out", type=Path, required=True, help="folder of the head")
         if name == "train":
@@ -48,7 +50,8 @@ def main() -> None:
     args = parser.parse_args()
     model = resolve(args.model)
     if args.work == "texts":
-        write_texts(model, args.texts, args.count, args.seed)
+        questions = args.questions.read_text().splitlines() if args.questions else ()
+        write_texts(model, args.texts, args.count, args.seed, list(map(json.loads, questions)))
     elif args.work == "train":
         _train(model, args)
     else:
