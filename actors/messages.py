@@ -776,8 +776,8 @@ class StepPlan(Message):
     which it was sampled (as many as that step's `drafts`). Each row is sampled from its own
     distribution, and the samples up to the first that differs from its draft are emitted. Then
     `drafts` new ones are made for every sampled sequence that continues. Pages are needed for all
-    that a step may write: min(L - 1 + max(drafts - 1, 0), its end) tokens for a sequence that may
-    be L tokens long after the step.
+    that a step may write: min(L - 1 + drafts, its end) tokens for a sequence that may be L tokens
+    long after the step.
     """
 
     epoch: Epoch

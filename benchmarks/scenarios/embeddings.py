@@ -1,8 +1,8 @@
-"""Vectors of many texts on a CPU, by an engine and by sentence-transformers in one run.
+"""Vectors of many texts on a CPU, by an engine, sentence-transformers and vLLM in one run.
 
-sentence-transformers runs in a process of its own, with the Python of an environment that has it
-(`--peer PYTHON`); without, the engine alone is measured. Both get the same words, and their vectors
-are compared.
+Peers run in processes of their own, each with the Python of an environment that has it (`--peer`,
+`--vllm`); without, the engine alone is measured. All get the same words, and the vectors are
+compared.
 """
 
 from __future__ import annotations
@@ -10,21 +10,24 @@ from __future__ import annotations
 import json
 import random
 import subprocess
+import tempfile
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 from harness import Rows, scenario
+from scenarios.peers import peer_environment
 
 from actorium import Engine, PoolingParams
 from actorium.actors.client.requests import Request
 
-PEER = """
+SENTENCE_TRANSFORMERS = """
 import json, sys, time
 import numpy as np, torch
 from sentence_transformers import SentenceTransformer
-task = json.loads(sys.stdin.readline())
+task = json.load(open(sys.argv[1]))
 torch.set_num_threads(task["threads"])
 model = SentenceTransformer(task["model"], device="cpu")
 for _ in range(task["runs"] + 1):
@@ -33,6 +36,19 @@ for _ in range(task["runs"] + 1):
                          show_progress_bar=False)
     print(json.dumps({"seconds": time.perf_counter() - began}), flush=True)
 np.save(task["out"], found)
+"""
+VLLM = """
+import json, sys, time
+import numpy as np
+from vllm import LLM
+if __name__ == "__main__":
+    task = json.load(open(sys.argv[1]))
+    model = LLM(task["model"], runner="pooling")
+    for _ in range(task["runs"] + 1):
+        began = time.perf_counter()
+        found = model.embed(task["texts"], use_tqdm=False)
+        print(json.dumps({"seconds": time.perf_counter() - began}), flush=True)
+    np.save(task["out"], np.array([own.outputs.embedding for own in found], np.float32))
 """
 WORDS = ("the sky is blue and grass green water stone river mountain house tree of a city people "
          "walk under old bridges while rain falls on quiet streets")
@@ -62,33 +78,43 @@ def by_engine(model: Path, texts: list[str], threads: int, dtype: str, runs: int
     return seconds[1:], vectors
 
 
-def by_peer(python: str, model: Path, texts: list[str], threads: int, runs: int, batch: int,
-            out: Path) -> tuple[list[float], np.ndarray]:
-    """The same by sentence-transformers."""
-    task = {"model": str(model), "texts": texts, "threads": threads, "runs": runs, "batch": batch,
-            "out": str(out)}
-    done = subprocess.run([python, "-c", PEER], input=json.dumps(task) + "\n", text=True,
-                          check=True, stdout=subprocess.PIPE)
-    seconds = [json.loads(line)["seconds"] for line in done.stdout.splitlines()]
-    return seconds[1:], np.load(out)
+def by_peer(python: str, code: str, task: dict[str, Any], folder: Path
+            ) -> tuple[list[float], np.ndarray]:
+    """The same by a peer's code, which is told its task by a file."""
+    program, told = folder / "peer.py", folder / "task.json"
+    program.write_text(code)
+    told.write_text(json.dumps(task | {"out": str(folder / "vectors.npy")}))
+    done = subprocess.run([python, program, told], text=True, stdout=subprocess.PIPE,
+                          env=peer_environment())  # vLLM may crash at its end, behind its answers
+    seconds = [json.loads(line)["seconds"] for line in done.stdout.splitlines()
+               if line.startswith('{"seconds"')]
+    return seconds[1:], np.load(folder / "vectors.npy")
 
 
 @scenario
 def embeddings(model: Path, count: int = 1000, shortest: int = 126, longest: int = 126,
                threads: int = 2, dtypes: list[str] = ["float32", "bfloat16"],  # noqa: B006
-               runs: int = 3, batch: int = 32, peer: str = "",
-               out: Path = Path("build/peer_vectors.npy")) -> Rows:
+               runs: int = 3, batch: int = 32, peer: str = "", vllm: str = "") -> Rows:
     """Texts a second, tokenizing included: the median of runs behind one that warms up.
     shortest, longest: words of a text; batch: texts of a call of sentence-transformers; peer: the
-    Python that has it."""
-    texts = texts_of(count, shortest, longest)
-    theirs = None
-    if peer:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        seconds, theirs = by_peer(peer, model, texts, threads, runs, batch, out)
-        yield {"by": "sentence-transformers", "texts_per_s": round(count / median(seconds), 1)}
+    Python that has it; vllm: the Python that has vLLM, which chooses dtype and threads by itself.
+    """
+    texts, vectors = texts_of(count, shortest, longest), []
+    task = {"model": str(model), "texts": texts, "threads": threads, "runs": runs, "batch": batch}
+    for name, python, code in (("sentence-transformers", peer, SENTENCE_TRANSFORMERS),
+                               ("vLLM", vllm, VLLM)):
+        if python:
+            with tempfile.TemporaryDirectory() as folder:
+                seconds, found = by_peer(python, code, task, Path(folder))
+            yield _row(name, seconds, found, vectors)
     for dtype in dtypes:
-        seconds, ours = by_engine(model, texts, threads, dtype, runs)
-        yield {"by": f"actorium {dtype}", "texts_per_s": round(count / median(seconds), 1),
-               **({} if theirs is None else
-                  {"least_cosine": round(float((ours * theirs).sum(1).min()), 6)})}
+        yield _row(f"actorium {dtype}", *by_engine(model, texts, threads, dtype, runs), vectors)
+
+
+def _row(by: str, seconds: list[float], found: np.ndarray, vectors: list[np.ndarray]
+         ) -> dict[str, Any]:
+    """Vectors are compared with those of the first that made any, the only one in `vectors`."""
+    first = vectors[0] if vectors else found
+    vectors[:] = [first]
+    return {"by": by, "texts_per_s": round(len(found) / median(seconds), 1),
+            "least_cosine": round(float((found * first).sum(1).min()), 6)}

@@ -71,17 +71,22 @@ def command(server: Server, model: str, context: int, at_once: int, programs: Pr
     return [sys.executable, "-m", "actorium.tools.cli", "serve", *shared]
 
 
+def peer_environment() -> dict[str, str]:
+    """With what vLLM on a CPU needs to use all cores, and little memory."""
+    return os.environ | {"VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}",
+                         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_KVCACHE_SPACE": "2",
+                         "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+
 @contextmanager
 def serving(words: Sequence[str]) -> Iterator[str]:
     """The URL of a server that is ready; its process group is ended afterwards. Raises
     `RuntimeError` with the end of its log where it does not come up."""
-    env = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}",
-                        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_CPU_KVCACHE_SPACE": "2",
-                        "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     port = free_port()
     with TemporaryDirectory() as folder, (Path(folder) / "log").open("w+") as log:
         server = subprocess.Popen([*words, "--port", str(port)], stdout=log,
-                                  stderr=subprocess.STDOUT, env=env, start_new_session=True)
+                                  stderr=subprocess.STDOUT, env=peer_environment(),
+                                  start_new_session=True)
         try:
             url, until = f"http://127.0.0.1:{port}", time.monotonic() + READY_SECONDS
             while not _answers(f"{url}/health"):

@@ -187,6 +187,8 @@ class ModelShape:
     """What chooses the tokens that queries attend to; None: they attend to all before them."""
     altup: AltUpShape | None = None
     """None: hidden states are one stream."""
+    draft: ModelShape | None = None
+    """Of a smaller model that drafts for it; None: there is none."""
     mtp_layers: int = 0
     """1 where a layer of the checkpoint, beside all others, predicts further tokens (MTP)."""
     eagle: EagleShape | None = None
@@ -397,6 +399,7 @@ class ModelShape:
             plain = (2 - self.tied) * self.vocab_size * self.hidden
             numbers = plain + -(-max(0, self.by_transformers - plain) // tp)
             return replace(self, tp=tp, by_transformers=min(numbers, self.by_transformers),
+                           draft=self.draft and self.draft.split(tp),
                            heads=part(self.heads, tp, "attention heads"),
                            kv_heads=part(self.kv_heads, tp, "key heads of transformers' classes"))
         experts = self.experts
@@ -412,7 +415,8 @@ class ModelShape:
             kv_heads=shared(self.kv_heads, tp, "kv heads"),
             heads=part(self.heads, tp, "attention heads"), experts=experts,
             intermediate=-(-self.intermediate // tp), vocab_size=-(-self.vocab_size // tp),
-            recurrence=self.recurrence.split(tp) if self.recurrence else None)
+            recurrence=self.recurrence.split(tp) if self.recurrence else None,
+            draft=self.draft and self.draft.split(tp))
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,6 +135,12 @@ class GraphReplay:
             counts[:len(emitted.counts)] = emitted.counts
             self._draft()
 
+    def emitted(self, step: InputBatch) -> tuple[Array, Array]:
+        """(rows, counts) of `SamplerOutput`, of the step's own rows; until the next replay."""
+        shape = self._tier.shape
+        return (self._statics.tokens(shape)[:len(step.row_slots)],
+                self._statics.counts(shape)[:len(step.slots)])
+
     def _draft(self) -> None:
         if self._drafts:
             assert self._tier.drafts is not None
@@ -250,5 +256,8 @@ def why_eager(model: Any, device: torch.device) -> EagerReasons:
     if model.no_graphs:
         return EagerReasons(*[model.no_graphs] * 2)
     why = plan.why_eager(model.waits, model.attention.decode.graphs and model.shape.index is None)
-    return why if why.segments or model.shape.eagle is None else why._replace(
-        segments="an EAGLE-3 head takes hidden states between layers")
+    if model.shape.eagle is None or why.segments:
+        return why
+    return why._replace(segments="an EAGLE-3 head takes hidden states between layers",
+                        decodes=why.decodes or "drafts are made by an MTP layer and a head" * (
+                            model.drafter is not None))

@@ -185,6 +185,8 @@ class LoadedModel(ABC):
         """Of a model with a layer that drafts; who loads the model gives it one."""
         self.eagle: EagleHead | None = None
         """Likewise, of a model that a head of another checkpoint drafts for."""
+        self.draft_model: LoadedModel | None = None
+        """Likewise, a smaller model that drafts for it."""
         self.pooler: Pooler | None = None
         """Likewise, of a model that makes vectors or scores of prompts."""
         self.vision: VisionTower | None = None

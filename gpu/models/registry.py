@@ -24,6 +24,7 @@ from actorium.gpu.families.architectures import (
     read_shape,
 )
 from actorium.gpu.families.deepseek_config import deepseek_layer
+from actorium.gpu.families.draft_shape import draft_model_config
 from actorium.gpu.families.fp8_config import fp8_shape
 from actorium.gpu.families.gemma_config import gemma_layer
 from actorium.gpu.families.granite_config import granite_hybrid_layer
@@ -66,8 +67,9 @@ MODELS = {name: OF_LAYERS[own.layer] for name, own in ARCHITECTURES.items()}
 
 def load_model(path: Path, config: Config, device: torch.device, progress: Progress,
                group: RankGroup = LoneRank(), choose: ChoosePasses = keep_all) -> LoadedModel:
-    """The model at `path`, ready on the device; with the layer that drafts where it is asked for,
-    or, by `auto`, where the checkpoint has it. Of a group of several ranks, this rank's part.
+    """The model at `path`, ready on the device, with what drafts for it: its own layer where that
+    is asked for, or, by `auto`, where the checkpoint has it; or a smaller model. Of a group of
+    several ranks, this rank's part.
 
     progress(what, done, of) is called once per shard. choose: of the passes that are on, those that
     are used. Raises `BadModel` with one line that names the file, field or tensor at fault, and
@@ -75,9 +77,19 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
     """
     if config.device.kernels == "triton" and (fault := triton_fault(device)):
         raise BadConfig(f"kernels: triton was asked for, but {fault}", "device.kernels")
-    shape, where = read_shape(path, config), path / "config.json"
-    if shape.by_transformers:
-        return load_transformers(path, config, device, shape, progress, group)
+    shape = read_shape(path, config)
+    model = (load_transformers(path, config, device, shape, progress, group)
+             if shape.by_transformers else
+             _load_decoder(path, config, device, shape, progress, group, choose))
+    if (own := draft_model_config(config, shape.max_model_len)) is not None:
+        model.draft_model = load_model(Path(own.model.model), own, device, progress, group)
+    return model
+
+
+def _load_decoder(path: Path, config: Config, device: torch.device, shape: ModelShape,
+                  progress: Progress, group: RankGroup, choose: ChoosePasses) -> Decoder:
+    """The same of a class of ours, without a smaller model. shape: of the whole model."""
+    where = path / "config.json"
     if shape.mtp_layers and not _drafts(path, shape, config):
         shape = replace(shape, mtp_layers=0)
     asked = config.model.quantization

@@ -30,16 +30,17 @@ def parameters(shape: ModelShape) -> int:
 
 
 def weight_bytes(shape: ModelShape) -> int:
-    """Bytes of one GPU's weights: of all tensors that the model reads, as they are held.
+    """Bytes of one GPU's weights: of all tensors that the model reads, and a draft model, as they
+    are held.
 
     shape: that GPU's part.
     """
-    return sum(bytes_by_format(shape).values())
+    return sum(bytes_by_format(shape).values()) + (weight_bytes(shape.draft) if shape.draft else 0)
 
 
 def bytes_by_format(shape: ModelShape) -> dict[str, int]:
-    """The same by how they are held: the name of a dtype, or a `WeightFormat` in words; most
-    first."""
+    """The same of the model alone, by how they are held: the name of a dtype, or a `WeightFormat`
+    in words; most first."""
     if shape.by_transformers:
         return _by_transformers(shape)
     held: Counter[str] = Counter()

@@ -19,7 +19,7 @@ from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.step.input_batch import InputBatch
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.staging import Array, HostArrays
-from actorium.gpu.step.tables import SlotTables
+from actorium.gpu.step.tables import I32, SlotTables
 from actorium.kernels.sampling_tables import LIMIT
 
 
@@ -28,6 +28,8 @@ class Proposer(Protocol):
 
     pool: KVPagePool | None
     """What it keeps of sequences, by the pages of full attention; None: nothing in pages."""
+    captured: bool
+    """Whether graphs of decodes make its drafts: it must read nothing of the host then."""
 
     def needs_hidden(self, step: InputBatch, drafts: int) -> bool:
         """Whether it needs the step's hidden states to make so many drafts, or to make any later
@@ -41,6 +43,9 @@ class Proposer(Protocol):
         i64[sequences], how many of its rows each emitted; hidden: [T, hidden], of every row after
         the model's final norm; None where nobody needs them.
         """
+
+    def release(self, slots: I32) -> None:
+        """The sequences in these slots leave them with the next step. Host: i32[n]."""
 
 
 class LayerDrafter(Protocol):
@@ -56,6 +61,8 @@ class LayerDrafter(Protocol):
 
 class MTPProposer:
     """Makes drafts with a model's MTP layer."""
+
+    captured = True
 
     def __init__(self, drafter: LayerDrafter, pool: KVPagePool, tables: SlotTables,
                  group: int) -> None:
@@ -77,7 +84,7 @@ class MTPProposer:
         batch, tensor = step.batches[self._group], self._tables.arrays.tensor
         tokens = tensor(self._following(step, sampled))
         if not drafts or sampled is None:
-            batch, n = _extends_alone(batch), batch.extend_tokens
+            batch, n = extends_alone(batch), batch.extend_tokens
             self._drafter.forward(tokens[:n], hidden[:n], batch, self._pages, batch.logit_rows)
             return
         wanted = tensor(self._last_rows(step, batch.extend_tokens, counts))
@@ -87,6 +94,9 @@ class MTPProposer:
     def _taken(self, step: InputBatch, hidden: Tensor | None) -> Tensor | None:
         """[T, hidden]: what the layer takes beside tokens; None: nothing is to be done."""
         return hidden
+
+    def release(self, slots: I32) -> None:
+        """Nothing is kept by slots."""
 
     def _following(self, step: InputBatch, sampled: Array) -> Array:
         """i64[T]: the token after each row's."""
@@ -159,7 +169,7 @@ def make_proposers(drafter: MtpDrafter | None, shape: ModelShape, pool: KVPagePo
     return proposers
 
 
-def _extends_alone(batch: ForwardBatch) -> ForwardBatch:
+def extends_alone(batch: ForwardBatch) -> ForwardBatch:
     """The step without its decodes; no row is wanted."""
     n = batch.extend_tokens
     axes = batch.rope_positions

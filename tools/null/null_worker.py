@@ -332,7 +332,7 @@ class NullWorker(Core):
         memory.check()
         for slot in rows[self._alive[rows]].tolist():
             start = int(self._length[slot]) - 1
-            memory.write_garbage(slot, start, min(start + self._drafts - 1, int(self._end[slot])))
+            memory.write_garbage(slot, start, min(start + self._drafts, int(self._end[slot])))
 
     def _reach(self, slots: Ints, window: int) -> Ints:
         """Returns how many tokens a window of each slot would emit, not regarding its end: a draft

@@ -126,6 +126,9 @@ def test_every_spelling_sets_the_same_field(key: str, value: object,
 
 
 BAD_FLAGS = [
+    (["--speculative", "draft:3"], "--speculative", "draft needs a model that drafts"),
+    (["--speculative", "ngram", "--speculative-model", "/x"], "--speculative-model",
+     "it drafts by draft or eagle3"),
     (["--max-loras", "2"], "--max-loras", "goes with --enable-lora"),
     ([LORA, "--max-loras", "0"], "--max-loras", "between 1 and 256"),
     ([LORA, "--max-lora-rank", "0"], "--max-lora-rank", "between 1 and 1024"),

@@ -133,7 +133,7 @@ demands = st.builds(
     Demand, st.integers(1, 40), st.sampled_from([1, 4, 16, 64]), st.integers(1, 600),
     st.integers(0, 4), st.sampled_from(["auto", "fp8_e4m3", "int8"]),
     st.sampled_from(["float32", "bfloat16"]), st.integers(0, 20),
-    st.none() | st.none() | st.integers(64, 50_000))
+    st.none() | st.none() | st.integers(64, 50_000), other_drafts=st.integers(0, 6))
 spares = st.integers(0, 1 << 20)
 
 
