@@ -273,17 +273,18 @@ class SchedulerCore(Core):
                 or self._unresolved[0].step != result.step):
             return
         record = self._unresolved.popleft()
+        as_run = record.as_run(result.draft_counts)
         if result.busy_us:
-            rate = record.computed * 1e6 / result.busy_us
+            rate = as_run.computed * 1e6 / result.busy_us
             self.requests.best_rate = max(self.requests.best_rate, rate)
-        self.requests.metrics.result(record, result, self.state, now)
+        self.requests.metrics.result(as_run, result, self.state, now)
         if self.state.tier is not None:
             self.state.tier.copied(result.step, 0, result.lost)
         for failed, why in apply_media(self.state, record, result):
             self.requests.fail_request(failed, why)
         outcome = apply_result(self.state, record, result)
         self.masks.on_result(self.state, record, result)
-        self._planner.on_result(record, outcome.verified, result)
+        self._planner.on_result(as_run, outcome.verified, result)
         if outcome.tokens:
             self.requests.metrics.tally.add("tokens", outcome.tokens)
         self._totals["busy_us"] += result.busy_us

@@ -36,6 +36,8 @@ class ResultRows(NamedTuple):
     finish: NDArray[np.uint8]
     tokens: Ints
     """i4[sum(counts)]"""
+    drafts: NDArray[np.int32] | None = None
+    """i4[decodes]: drafts that each verified; None = as planned."""
 
     def ends(self) -> NDArray[np.int64]:
         """Returns i8[n]: where each row's tokens end in `tokens`."""
@@ -62,9 +64,9 @@ def apply_result(state: SchedulerState, record: PlanRecord, result: StepResult) 
     table, slots = state.table, record.slots
     starts = table.emitted[slots]
     if _is_steady(record, result) and table.sid[slots].tobytes() == record.sids_column:
-        if record.window > 1:
+        if record.window > 1 and not result.draft_counts:
             return _apply_draft_windows(state, record, result, starts)
-        table.append_one(slots, starts, np.frombuffer(result.tokens, np.int32))
+        table.append_one(slots, starts, np.frombuffer(result.tokens, np.int32), record.window)
         state.charge_tenants(record.sids, None)
         return StepOutcome(len(slots), TokenBatch(
             step=result.step, sids=record.sids_column, starts=starts.tobytes(),
@@ -85,8 +87,9 @@ def _is_steady(record: PlanRecord, result: StepResult) -> bool:
     if (record.firsts or not rows or result.finish != bytes(rows)
             or result.logprobs or result.prompt_logprobs or record.pooled or result.pooled):
         return False
-    if record.window == 1:
-        return result.counts == b"\1" * rows and len(result.tokens) == 4 * rows
+    if result.draft_counts or record.window == 1:
+        return (result.counts == b"\1" * rows and len(result.tokens) == 4 * rows
+                and not any(result.draft_counts) and len(result.draft_counts) in (0, rows))
     counts = _histogram(record, result)
     tokens = sum(count * having for count, having in enumerate(counts))
     return sum(counts) == rows == len(result.counts) and 4 * tokens == len(result.tokens)
@@ -113,18 +116,22 @@ def _apply_draft_windows(state: SchedulerState, record: PlanRecord, result: Step
 
 def _verified(record: PlanRecord, rows: ResultRows) -> VerifiedDrafts | None:
     """Returns how far the step's decodes got with their drafts; None if they had none."""
-    if record.window == 1 or not record.decodes:
+    most = record.window - 1 if rows.drafts is None else int(rows.drafts.max(initial=0))
+    if not most or not record.decodes:
         return None
-    ended = rows.finish[record.firsts:] > 0
-    counts = rows.counts[record.firsts:]
-    return VerifiedDrafts(*(np.bincount(counts[which], minlength=record.window + 1).tolist()
-                            for which in (~ended, ended)))
+    ended, counts = rows.finish[record.firsts:] > 0, rows.counts[record.firsts:]
+    found = VerifiedDrafts(*(np.bincount(counts[which], minlength=most + 2).tolist()
+                             for which in (~ended, ended)))
+    if rows.drafts is None:
+        return found
+    drafts = rows.drafts[counts > 0]
+    return found._replace(drafts=int(drafts.sum()), windows=int(np.count_nonzero(drafts)))
 
 
 def _unpack(record: PlanRecord, result: StepResult) -> ResultRows:
     rows = ResultRows(np.frombuffer(result.counts, np.uint8).astype(np.int32),
                       np.frombuffer(result.finish, np.uint8),
-                      np.frombuffer(result.tokens, np.int32))
+                      np.frombuffer(result.tokens, np.int32), _drafts(record, result))
     want, got = len(record.slots), (len(rows.counts), len(rows.finish))
     if got != (want, want) or int(rows.counts.sum()) != len(rows.tokens):
         raise BadResult(f"step {result.step}: {want} rows planned; the result has {got[0]} counts, "
@@ -135,7 +142,21 @@ def _unpack(record: PlanRecord, result: StepResult) -> ResultRows:
     if want and int(rows.counts.max()) > record.window:
         raise BadResult(f"step {result.step}: a row has {rows.counts.max()} tokens, planned were "
                         f"{record.window} at the most")
+    if rows.drafts is not None and (rows.counts[record.firsts:] > rows.drafts + 1).any():
+        raise BadResult(f"step {result.step}: a row has more tokens than its drafts and one")
     return rows
+
+
+def _drafts(record: PlanRecord, result: StepResult) -> NDArray[np.int32] | None:
+    """Returns how many drafts each decode had; None if all had those that were planned."""
+    if not result.draft_counts:
+        return None
+    drafts = np.frombuffer(result.draft_counts, np.uint8).astype(np.int32)
+    if len(drafts) != record.decodes or int(drafts.max(initial=0)) >= record.window:
+        raise BadResult(f"step {result.step}: {len(drafts)} rows have up to "
+                        f"{drafts.max(initial=0)} drafts, planned were {record.window - 1} for "
+                        f"{record.decodes} at the most")
+    return drafts
 
 
 def _apply_rows(state: SchedulerState, record: PlanRecord, rows: ResultRows,
@@ -146,7 +167,7 @@ def _apply_rows(state: SchedulerState, record: PlanRecord, rows: ResultRows,
     """
     table, ends = state.table, rows.ends()
     settled = table.sid[record.slots] == record.sids
-    known = settled.copy()
+    known, drafts = settled.copy(), _by_row(record, rows)
     for row in np.flatnonzero(~settled):
         sequence = state.sequences.get(int(record.sids[row]))
         if sequence is not None:
@@ -155,16 +176,24 @@ def _apply_rows(state: SchedulerState, record: PlanRecord, rows: ResultRows,
             mine = rows.tokens[ends[row] - rows.counts[row]:ends[row]]
             sequence.emitted = np.concatenate((sequence.emitted, mine))
             sequence.key, sequence.match_version = None, -1
-            if row >= record.firsts and len(mine):
-                sequence.drafted += record.window - 1
+            if len(mine):
+                sequence.drafted += int(drafts[row])
                 sequence.accepted += len(mine) - 1
     first = np.arange(len(settled)) < record.firsts
     for which, window in ((first, 1), (~first, record.window)):
         among = settled & which & (rows.counts > 0)
         table.append_tokens(record.slots[among], starts[among],
-                            rows.tokens[np.repeat(among, rows.counts)], rows.counts[among], window)
+                            rows.tokens[np.repeat(among, rows.counts)], rows.counts[among], window,
+                            drafts[among])
         table.retract(record.slots[settled & which & (rows.counts == 0)], window)
     return known
+
+
+def _by_row(record: PlanRecord, rows: ResultRows) -> NDArray[np.int32]:
+    """Returns i4[n]: the drafts that each row had."""
+    drafts = np.zeros(len(rows.counts), np.int32)
+    drafts[record.firsts:] = record.window - 1 if rows.drafts is None else rows.drafts
+    return drafts
 
 
 def _batch(record: PlanRecord, epoch: int, rows: ResultRows, known: NDArray[np.bool_], starts: Ints,
@@ -173,12 +202,14 @@ def _batch(record: PlanRecord, epoch: int, rows: ResultRows, known: NDArray[np.b
     tokens = rows.tokens[np.repeat(keep, rows.counts)]
     if not len(tokens) and not events:
         return StepOutcome(0, None)
+    drafts = b"" if rows.drafts is None else \
+        rows.drafts[keep[record.firsts:]].astype(np.uint8).tobytes()
     batch = TokenBatch(step=record.step, sids=record.sids[keep].tobytes(),
                        starts=starts[keep].tobytes(),
                        counts=rows.counts[keep].astype(np.uint8).tobytes(),
                        tokens=tokens.tobytes(), events=events, epoch=epoch,
-                       drafts=record.window - 1,
-                       firsts=int(np.count_nonzero(keep[:record.firsts])))
+                       drafts=max(drafts) if drafts else record.window - 1,
+                       firsts=int(np.count_nonzero(keep[:record.firsts])), draft_counts=drafts)
     return StepOutcome(len(tokens), batch)
 
 

@@ -222,7 +222,7 @@ class StructuredOutputManager:
         rows = np.frombuffer(result.drafts, np.int32).reshape(-1, record.drafts).tolist()
         for sid, drafts in zip(masked, rows, strict=True):
             if sid in self._guides:
-                self._drafts[sid] = drafts
+                self._drafts[sid] = drafts[:drafts.index(-1)] if -1 in drafts else drafts
 
     def reset(self) -> None:
         """Forgets drafts and plans in flight: the worker is a fresh one."""

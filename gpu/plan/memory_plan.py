@@ -57,6 +57,8 @@ class Demand(NamedTuple):
     """Of their modules, at most (adapters.max_lora_rank)."""
     other_drafts: int = 0
     """Draft tokens of a step that something else than an MTP layer makes."""
+    history: bool = False
+    """The worker keeps each sequence's tokens, to make drafts of them."""
 
 
 class Pool(NamedTuple):
@@ -260,7 +262,8 @@ def demand_of(config: Config) -> Demand:
                   memory.checkpoints if reuse else 0, memory.max_total_tokens, speculation.auto,
                   config.media.encoder_cache_bytes, config.media.max_encoder_tokens,
                   lora.max_loras if lora.enable_lora else 0, lora.max_lora_rank,
-                  max((k for name, k in speculation.methods.items() if name != "mtp"), default=0))
+                  max((k for name, k in speculation.methods.items() if name != "mtp"), default=0),
+                  speculation.by_text)
 
 
 def make_plan(shape: ModelShape, demand: Demand, budget: int, name: str = "memory") -> MemoryPlan:

@@ -124,11 +124,13 @@ def _scales_of(fp8: Fp8Shape, parts: Sequence[int], columns: int, scattered: boo
 
 
 def table_bytes(slots: int, max_model_len: int, page_size: int, groups: int,
-                drafts: int = 0) -> int:
-    """The worker's resident tables; slots: slot 0 included. What requests with penalties, biases or
+                drafts: int = 0, history: bool = False) -> int:
+    """The worker's resident tables; slots: slot 0 included; history: they keep each sequence's
+    tokens. What requests with penalties, biases or
     many stop ids add to them is allocated when the first such request comes."""
     pages = page_table_width(max_model_len, page_size) + -(-drafts // page_size)
-    return slots * (RECORD_BYTES + 4 * groups * pages + 8 * (drafts + 1) * (drafts > 0))
+    return slots * (RECORD_BYTES + 4 * groups * pages + 8 * (drafts + 1) * (drafts > 0)
+                    + 4 * (max_model_len + drafts + 1) * history)
 
 
 def workspace_bytes(shape: ModelShape, tokens: int, rows: int) -> int:

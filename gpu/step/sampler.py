@@ -250,6 +250,8 @@ def _commit_windows(t: SlotTables, step: InputBatch, tokens: Array,
     ends = xp.where(stop, 1, xp.where(full, 2, 0))
     taken = _accepted_drafts(t, step, grid, positions, force) & (ends[:, :-1] == 0)
     taken[:step.ending] = False  # these have one row: what lies behind it in the grid is nothing
+    if step.drafted is not None:
+        taken[step.ending:] &= np.arange(q_len - 1) < step.drafted[:, None]
     more = long(taken).cumprod(1).sum(1)
     index = t.arrays.arange(0, len(step.slots))
     finish = xp.where(ended, 0, ends[index, more])

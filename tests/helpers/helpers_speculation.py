@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from actorium.actors.messages import Admit, RowMask, StepPlan, StepResult
 from actorium.actors.params import ResolvedParams
+from actorium.actors.scheduler.draft_policy import DraftChoice
 from actorium.gpu.plan.sizes import page_table_width
 from actorium.gpu.step.draft_model import DraftModelProposer, make_draft_model_pool
 from actorium.gpu.step.eagle import eagle_proposers
@@ -120,7 +121,7 @@ class Work:
                         for i, (prompt, out) in enumerate(zip(self.prompts, want, strict=True))}
         play = self.ring(made, speculative=f"mtp:{drafts},fixed", **ring)
         if choose is not None:
-            play.core._planner.drafting.next = lambda batch: choose()
+            play.core._planner.drafting.next = lambda batch: DraftChoice("", choose())
         return play, play.run()
 
 

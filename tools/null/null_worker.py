@@ -144,7 +144,9 @@ class NullWorker(Core):
                            slots=slots,
                            max_model_len=config.model.max_model_len or MAX_MODEL_LEN,
                            vocab_size=VOCAB, device="null", recurrent=checkpoints is not None,
-                           checkpoints=checkpoints or 0, drafts=drafts, rank=rank_of(context.role),
+                           checkpoints=checkpoints or 0, drafts=drafts,
+                           draft_methods=_methods(config) if drafts else {},
+                           rank=rank_of(context.role),
                            adapters=config.adapters.max_loras * config.adapters.enable_lora,
                            pooling=[*get_args(PoolingTask)],
                            **_tiers(config))
@@ -506,6 +508,11 @@ def _speculation(config: Config, acceptance: tuple[float, ...]) -> tuple[int, tu
     if asked.auto and not acceptance:
         return 0, ()
     return asked.drafts, acceptance or ACCEPTANCE
+
+
+def _methods(config: Config) -> dict[str, int]:
+    """Returns what is said to make the drafts."""
+    return dict(parse_speculative(config.speculation.speculative).methods)
 
 
 def _tiers(config: Config) -> dict[str, Any]:
