@@ -3,8 +3,9 @@ plain torch."""
 
 from __future__ import annotations
 
+import copy
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from actorium.actors.config.tree import Config, ModelConfig, SpeculationConfig
+from actorium.gpu.families.eagle_config import read_eagle
+from actorium.gpu.models.eagle_head import load_eagle
 from actorium.gpu.models.registry import load_model
 
 DRAFTED = 60
@@ -161,22 +164,51 @@ def follow_tokens_by_head(target: Path, head: Path, seed: int = 2) -> None:
     own, drafts = (load_file(str(path / "model.safetensors")) for path in (target, head))
     (name,) = (name for name in own if name.endswith("embed_tokens.weight"))
     vocab, size = own[name].shape
-    targets = drafts["d2t"] + torch.arange(len(drafts["d2t"]))
-    successor = targets[torch.randint(len(targets), (vocab,), generator=random)]
+    targets = drafts["d2t"] + torch.arange(DRAFTED)
+    successor = targets[torch.randint(DRAFTED, (vocab,), generator=random)]
     embedding = torch.randn(vocab, size, generator=random)
     rows = torch.zeros(vocab, size).index_add_(0, successor, embedding / size ** 0.5)
     own[name], own["lm_head.weight"] = LOUD * embedding, rows
-    at, nothing = "midlayer.self_attn.", torch.zeros(32, size)
+    save_file(own, str(target / "model.safetensors"), metadata={"format": "pt"})
+    _follow(head, rows)
+
+
+def _follow(head: Path, rows: Tensor) -> None:
+    """Let a head say what the embedding of the token before says by these rows, [V, hidden], of a
+    model's head: each row attends to itself, mostly, and takes its token's embedding from there."""
+    random, file = torch.Generator().manual_seed(7), str(head / "model.safetensors")
+    drafts, at, size = load_file(file), "midlayer.self_attn.", rows.shape[1]
+    nothing = torch.zeros(32, size)
     keys, values = torch.randn(2, 32, size, generator=random) / size ** 0.5
-    # Each row attends to itself, mostly, and takes its token's embedding from there.
     by_head = [part.repeat_interleave(2, 0).flatten(0, 1) for part in (
         keys.view(2, 16, size), values.view(2, 16, size))]
     drafts |= {
         f"{at}q_proj.weight": torch.cat((2 * by_head[0], torch.zeros(64, size)), 1),
         f"{at}k_proj.weight": torch.cat((2 * keys, nothing), 1),
         f"{at}v_proj.weight": torch.cat((values, nothing), 1),
-        f"{at}o_proj.weight": by_head[1].T.contiguous(), "lm_head.weight": rows[targets],
+        f"{at}o_proj.weight": by_head[1].T.contiguous(),
+        "lm_head.weight": rows[drafts["d2t"] + torch.arange(len(drafts["d2t"]))],
         "fc.weight": 0.1 / LOUD * drafts["fc.weight"],
         "midlayer.mlp.down_proj.weight": 0.1 * drafts["midlayer.mlp.down_proj.weight"]}
-    for path, tensors in ((target, own), (head, drafts)):
-        save_file(tensors, str(path / "model.safetensors"), metadata={"format": "pt"})
+    save_file(drafts, file, metadata={"format": "pt"})
+
+
+@torch.inference_mode()
+def with_head(model: Any, folder: Path) -> Any:
+    """The loaded model, of which each token has a likeliest successor (`follow_tokens`), with a
+    head that often drafts it; its checkpoint is written to `folder`."""
+    shape, embedding = model.shape, model.embeddings(torch.arange(model.shape.vocab_size))
+    successor = model.head_logits(embedding).argmax(1)
+    rows = torch.zeros_like(embedding).index_add_(0, successor, embedding / shape.hidden ** 0.5)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"hidden_size": shape.hidden,
+                                                    "vocab_size": shape.vocab_size}))
+    write_eagle(folder, folder, draft_vocab_size=shape.vocab_size // 2)
+    _follow(folder, rows)
+    config = Config(speculation=SpeculationConfig(speculative="eagle3",
+                                                  speculative_model=str(folder)))
+    made = copy.copy(model)
+    made.shape = replace(shape, eagle=read_eagle(shape, config))
+    made.eagle = load_eagle(made.shape.eagle, config, CPU, lambda *_: None, model.ops,
+                            model.embeddings, shape.vocab_size, 3)
+    return made

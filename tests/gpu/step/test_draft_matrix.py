@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ import pytest
 import torch
 from helpers_deepseek import add_mtp
 from helpers_drafting import follow_tokens
+from helpers_eagle import with_head
 from helpers_hybrid import DENSE, write_hybrid
 from helpers_masking import EOS, GRAMMARS, SIZE, vocabulary
 from helpers_models import load, write_checkpoint
@@ -78,13 +80,21 @@ def by_text(model: Any, method: str) -> ModelRunner:
     return runner
 
 
+def by_head(model: Any) -> ModelRunner:
+    """Drafts of an EAGLE-3 head over the model's hidden states."""
+    with TemporaryDirectory() as folder:
+        return make_runner(with_head(model, Path(folder) / "head"), MOST, None, SLOTS,
+                           checkpoints=4)
+
+
 MAKERS = {
     "guesses": Maker(tuple(MODELS), by_guesses),
     "mtp": Maker(("hybrid", "experts"),
                  lambda model: make_runner(model, MOST, None, SLOTS, mtp=True, checkpoints=4)),
+    "eagle3": Maker(tuple(MODELS), by_head),
     "ngram": Maker(("plain", "hybrid"), partial(by_text, method="ngram")),
     "suffix": Maker(("plain", "hybrid"), partial(by_text, method="suffix"))}
-UNMADE = {"eagle3", "draft"}
+UNMADE = {"draft"}
 """Methods for which there is nothing here."""
 
 
