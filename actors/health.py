@@ -146,13 +146,13 @@ def bytes_of(gauges: Mapping[str, float]) -> dict[str, dict[str, int]]:
 def speculation_of(status: Status) -> dict[str, Any]:
     """Drafts made and accepted since the start, the present number of drafts (`k`), and what its
     choice rests on; the same by method under `methods`. Empty where nothing is drafted."""
-    found: dict[str, Any] = {}
+    speculation: dict[str, Any] = {}
     for name, value in ((name.removeprefix(SPECULATION), value) for actor in status.actors
                         if actor.role == "scheduler" for name, value in actor.gauges.items()
                         if name.startswith(SPECULATION)):
         if name.startswith(BY_METHOD):
             method, _, what = name.removeprefix(BY_METHOD).partition("_")
-            found.setdefault("methods", {}).setdefault(method, {})[what] = value
+            speculation.setdefault("methods", {}).setdefault(method, {})[what] = value
         else:
-            found[name] = value
-    return found
+            speculation[name] = value
+    return speculation
