@@ -25,13 +25,14 @@ from actorium.gpu.worker.device import OpenedDevice, open_device
 pytestmark = pytest.mark.skipif(LIB is None, reason="no compiler")
 
 
-@pytest.mark.parametrize("kind", ["llama", "hybrid", "experts"])
-def test_the_same_bits_with_a_head(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "quantization"), [
+    ("llama", "auto"), ("hybrid", "auto"), ("experts", "auto"), ("attention", "int4")])
+def test_the_same_bits_with_a_head(kind: str, quantization: str, tmp_path: Path) -> None:
     """In all pages, those of the head among them."""
     write_kind(tmp_path / "model", kind)
     write_eagle(tmp_path / "head", tmp_path / "model", head_dim=32)
     model = load_with_head(tmp_path / "model", tmp_path / "head", max_model_len=128,
-                           dtype="bfloat16")
+                           dtype="bfloat16", quantization=quantization)
     runner, _ = compare(model, drafts=2, sizes={"mtp": False}, speculative="eagle3:2,fixed")
     assert runner.segments is not None and runner.segments.replays > 20
     assert runner.served["program"] == runner.segments.replays

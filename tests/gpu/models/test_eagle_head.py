@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from helpers_eagle import EagleOracle, eagle_config, load_with_head, write_eagle
+from helpers_gguf import own_cache, write_model
 from helpers_hybrid import DENSE, MOE, write_hybrid
 from helpers_models import CPU, Seq, Stepper, generated, write_checkpoint
 from helpers_parity import ATOL, tokens
@@ -24,6 +25,7 @@ from transformers import LlamaForCausalLM
 
 from actorium.actors.config.tree import Config, DeviceConfig, SpeculationConfig
 from actorium.actors.errors import BadConfig, BadModel
+from actorium.actors.models.model_dir import resolve
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.families.architectures import read_shape
 from actorium.gpu.families.eagle_config import eagle_shape
@@ -32,6 +34,7 @@ from actorium.gpu.plan.weight_bytes import weight_bytes
 from actorium.gpu.step.eagle import eagle_proposers
 from actorium.gpu.step.pools import KVPagePool
 
+__all__ = ["own_cache"]
 SPECULATORS = {"architectures": ["Eagle3Speculator"], "norm_before_residual": True,
                "transformer_layer_config": {"num_attention_heads": 4, "num_key_value_heads": 4}}
 WINDOWS = ["sliding_attention", "full_attention"] * 2
@@ -123,6 +126,22 @@ def test_a_model_gives_what_goes_into_layers(architecture: str, options: dict[st
     for layer in (0, 2, 3):
         found = torch.cat([own[layer] for own in seen])
         torch.testing.assert_close(found, states[layer][0], atol=ATOL, rtol=0)
+
+
+def test_of_a_model_out_of_a_gguf_file(tmp_path: Path) -> None:
+    """Whose embedding is in codes: the head looks its tokens up there, too."""
+    file = tmp_path / "m.gguf"
+    write_model(file, "LlamaForCausalLM", "Q4_0", 4)
+    write_checkpoint(tmp_path / "model", "LlamaForCausalLM", 5, num_hidden_layers=4)
+    write_eagle(tmp_path / "head", tmp_path / "model")
+    path, params = resolve(str(file)), ResolvedParams(max_tokens=12, temperature=0.0)
+    with_drafts = load_with_head(path, tmp_path / "head")
+    assert not isinstance(with_drafts.embed, Tensor)
+    prompts = [tokens(20), tokens(7)]
+    assert complete(make_runner(with_drafts, 3), prompts, params) == complete(
+        make_runner(load_with_head(path, None), 0), prompts, params)
+    looked_up = with_drafts.eagle.embed(torch.tensor([3, 7]))
+    assert torch.equal(looked_up, with_drafts.embeddings(torch.tensor([3, 7])))
 
 
 @pytest.mark.parametrize("drafts", [1, 4])

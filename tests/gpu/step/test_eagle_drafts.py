@@ -44,7 +44,8 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
 
 @pytest.mark.parametrize(("kind", "work", "arrays"), [
     ("attention", GREEDY, DeviceArrays), ("hybrid", SAMPLED, DeviceArrays),
-    ("experts", GREEDY, HostArrays), ("windows", SAMPLED, HostArrays)])
+    ("experts", GREEDY, HostArrays), ("windows", SAMPLED, HostArrays),
+    ("latent", GREEDY, HostArrays)])
 def test_no_token_changes(make: Callable[[str], Any], kind: str, work: Work, arrays: Any) -> None:
     """In chunks, preempted, with prefixes found again and few slots."""
     model = make(kind)
