@@ -112,7 +112,9 @@ MEMORY_GAUGES = (
     "preemptions_memory", "preemptions_priority", "preemptions_forced")
 """Gauges of the scheduler about pages, prefix cache and preemptions. Pages are those of the moment;
 tokens, evictions and preemptions are counted since the start."""
-_SPECULATION = "spec_decode_"
+SPECULATION, BY_METHOD = "spec_decode_", "by_"
+"""Gauges of speculation begin with the first; those of one method go on with the second, its name
+and a `_`."""
 _MEASURED, _PLANNED = "_bytes", "_bytes_planned"
 
 
@@ -141,9 +143,16 @@ def bytes_of(gauges: Mapping[str, float]) -> dict[str, dict[str, int]]:
     return held
 
 
-def speculation_of(status: Status) -> dict[str, float]:
+def speculation_of(status: Status) -> dict[str, Any]:
     """Drafts made and accepted since the start, the present number of drafts (`k`), and what its
-    choice rests on; empty where nothing is drafted."""
-    return {name.removeprefix(_SPECULATION): value for actor in status.actors
-            if actor.role == "scheduler" for name, value in actor.gauges.items()
-            if name.startswith(_SPECULATION)}
+    choice rests on; the same by method under `methods`. Empty where nothing is drafted."""
+    speculation: dict[str, Any] = {}
+    for name, value in ((name.removeprefix(SPECULATION), value) for actor in status.actors
+                        if actor.role == "scheduler" for name, value in actor.gauges.items()
+                        if name.startswith(SPECULATION)):
+        if name.startswith(BY_METHOD):
+            method, _, what = name.removeprefix(BY_METHOD).partition("_")
+            speculation.setdefault("methods", {}).setdefault(method, {})[what] = value
+        else:
+            speculation[name] = value
+    return speculation

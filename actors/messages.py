@@ -672,7 +672,7 @@ class StepResult(Message):
     or an older one was waiting or being made; 0 when the engine had no work."""
     drafts: Column = b""
     """i4[n, StepPlan.drafts]: the tokens drafted for the n sampled rows that are `masked`, in
-    order: the next masks depend on them."""
+    order: the next masks depend on them. -1 behind those of a row for which fewer were found."""
     late_us: Count = 0
     """Part of busy_us in which the device may have idled, at most, because the host was still
     queueing the step when the device reached it."""
@@ -689,7 +689,7 @@ class StepResult(Message):
     """Of each extend that ends a prompt with `Admit.pooling`; such a prompt has no sampled row."""
     draft_counts: bytes = b""
     """u1[decodes]: drafts that each verified, where that is fewer than planned; b"" = as planned.
-    """
+    The most of them is what the step's window had."""
 
 
 class PageAnswer(Message):
@@ -766,6 +766,14 @@ class RowMask(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, 
     """u4[ceil(vocabulary / 32)]: bit t % 32 of word t / 32 is set if token t is allowed."""
 
 
+class RowDrafts(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """Drafts of a sequence that the scheduler has made."""
+
+    slot: Slot
+    tokens: Annotated[bytes, Meta(min_length=4, max_length=64)]
+    """i4[n]"""
+
+
 class StepPlan(Message):
     """One step, as deltas to the worker's resident tables, applied in the order of the fields.
 
@@ -813,6 +821,10 @@ class StepPlan(Message):
     load: Column = b""
     """i4[n, 3] each, before all else: (kind * 65536 + part, page, host slot) to copy out, then
     back. kind: a group, or behind them a checkpoint; part: which slot's worth of it."""
+    forced: list[RowDrafts] = []
+    """Drafts that this step verifies, for some of `decode`, in the place of those that were made.
+    With them every decode has as many rows as the longest needs; drafts that are missing are 0 in
+    the masks' rows, and accepted by chance at most."""
 
 
 class Masks(Message):
@@ -965,9 +977,11 @@ class TokenBatch(Message):
     epoch: Epoch = 0
     """The scheduler's; messages of older epochs are dropped."""
     drafts: Drafts = 0
-    """Drafts verified for each sequence except the first `firsts`."""
+    """Drafts verified for each sequence except the first `firsts`, at most."""
     firsts: Count = 0
     """Number of leading sequences whose first token after the prompt is in this batch."""
+    draft_counts: bytes = b""
+    """u1[n - firsts]: drafts verified for each of the others, where they are not `drafts` each."""
 
 
 class Unknown(Message):

@@ -193,8 +193,18 @@ class SpeculationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     smaller model, see speculative_model) | ngram (what followed the last tokens before) | suffix
     (the same, for the longest match, of earlier answers too)."""
     speculative_model: str = ""
-    """The smaller model of the method draft: a directory, a .gguf file or a name, as `model`; or the
-    directory of the head of eagle3. With speculative auto it is the method."""
+    """The smaller model of the method draft: a directory, a .gguf file or a name, as `model`; or
+    the directory of the head of eagle3. With speculative auto it is the method."""
+    prompt_lookup_max: int = 5
+    """ngram: the most last tokens that are looked for in the sequence so far."""
+    prompt_lookup_min: int = 2
+    """ngram: the fewest; with no match of so many nothing is drafted."""
+    suffix_decoding_max_tree_depth: int = 24
+    """suffix: the most last tokens that are looked for."""
+    suffix_decoding_max_spec_factor: float = 1.0
+    """suffix: drafts for each token of the match, at most."""
+    suffix_decoding_min_token_prob: float = 0.1
+    """suffix: the share of the longest matches that must still agree on a draft."""
     force_acceptance: str = ""
     """Benchmarks with random weights: accept draft i with the i-th of these probabilities
     ("0.8,0.6"), whatever was sampled; empty = drafts are accepted where they equal the sample."""

@@ -65,6 +65,7 @@ def validate(config: Config) -> Config:
     """Returns the configuration. Raises `BadConfig` naming the first wrong `section.field`."""
     for where, ok, want in (*_model_rules(config.model), *_memory_rules(config.memory),
                             *_scheduler_rules(config.scheduler), *_device_rules(config.device),
+                            *_speculation_rules(config.speculation),
                             *_process_rules(config), *media_rules(config.media),
                             *adapter_rules(config.adapters),
                             *cluster_rules(config.cluster),
@@ -206,6 +207,21 @@ def _device_rules(d: DeviceConfig) -> list[Rule]:
         ("device.graph_max_tokens", d.graph_max_tokens is None
          or 0 <= d.graph_max_tokens <= MOST_TOKENS, f"must be between 0 and {MOST_TOKENS}"),
         ("device.threads", 0 <= d.threads <= 1024, "must be between 0 and 1024"),
+    ]
+
+
+def _speculation_rules(s: SpeculationConfig) -> list[Rule]:
+    return [
+        ("speculation.prompt_lookup_max", 1 <= s.prompt_lookup_max <= 64,
+         "must be between 1 and 64"),
+        ("speculation.prompt_lookup_min", 1 <= s.prompt_lookup_min <= s.prompt_lookup_max,
+         f"must be between 1 and --prompt-lookup-max, which is {s.prompt_lookup_max}"),
+        ("speculation.suffix_decoding_max_tree_depth",
+         2 <= s.suffix_decoding_max_tree_depth <= 256, "must be between 2 and 256"),
+        ("speculation.suffix_decoding_max_spec_factor",
+         0 < s.suffix_decoding_max_spec_factor <= 16, "must be above 0, up to 16"),
+        ("speculation.suffix_decoding_min_token_prob",
+         0 <= s.suffix_decoding_min_token_prob <= 1, "must be between 0 and 1"),
     ]
 
 

@@ -226,11 +226,12 @@ def count_drafts(live: Mapping[int, OutputSequence], batch: TokenBatch, sids: Se
     """Counts a batch's drafts and those accepted: a stop string ends a sequence here before the
     scheduler knows. The scheduler's counts at an end replace these."""
     first = batch.firsts
-    rows = zip(sids[first:], starts[first:], batch.counts[first:], strict=True)
-    for sid, start, count in rows:
+    drafts = batch.draft_counts or bytes([batch.drafts]) * (len(sids) - first)
+    rows = zip(sids[first:], starts[first:], batch.counts[first:], drafts, strict=True)
+    for sid, start, count, drafted in rows:
         seq = live.get(sid)
         if seq is not None and seq.seen == start:
-            seq.drafted += batch.drafts
+            seq.drafted += drafted
             seq.accepted += count - 1
 
 

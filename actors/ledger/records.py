@@ -342,7 +342,8 @@ class LedgerHistory:
                 fresh[sid] = known
                 self._grown.add(sid)
                 if batch.drafts and row >= batch.firsts:
-                    output.drafted += batch.drafts
+                    output.drafted += (batch.draft_counts[row - batch.firsts]
+                                       if batch.draft_counts else batch.drafts)
                     output.accepted += count - 1
         for event in batch.events:
             self._on_event(event, fresh.get(event.sid))

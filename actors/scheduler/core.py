@@ -170,7 +170,7 @@ class SchedulerCore(Core):
 
     def on_wake(self, now: float) -> Sequence[Send]:
         """Ends overdue requests, makes as many plans as may be in flight, returns what to send."""
-        requests = self.requests
+        requests, self.masks.last_forced = self.requests, {}
         requests.end_overdue(now)
         self.sleep.step(bool(self._unresolved), now)
         self.outgoing.report_again(self.state)
@@ -217,7 +217,10 @@ class SchedulerCore(Core):
         idle = self.requests.worker is None or self.outgoing.blocked or self.sleep.stopped
         depth = 0 if idle else self._depth
         while len(self._unresolved) < depth:
-            made = self._planner.plan(self.state.step + 1, tuple(self._unresolved))
+            step, unresolved = self.state.step + 1, tuple(self._unresolved)
+            forced = self.masks.forced(self.state, step, unresolved, self._planner.most_forced) \
+                if self._planner.most_forced and self.masks else {}
+            made = self._planner.plan(step, unresolved, forced)
             if made is None:
                 break
             plan, record = made
@@ -273,17 +276,18 @@ class SchedulerCore(Core):
                 or self._unresolved[0].step != result.step):
             return
         record = self._unresolved.popleft()
+        as_run = record.as_run(result.draft_counts)
         if result.busy_us:
-            rate = record.computed * 1e6 / result.busy_us
+            rate = as_run.computed * 1e6 / result.busy_us
             self.requests.best_rate = max(self.requests.best_rate, rate)
-        self.requests.metrics.result(record, result, self.state, now)
+        self.requests.metrics.result(as_run, result, self.state, now)
         if self.state.tier is not None:
             self.state.tier.copied(result.step, 0, result.lost)
         for failed, why in apply_media(self.state, record, result):
             self.requests.fail_request(failed, why)
         outcome = apply_result(self.state, record, result)
         self.masks.on_result(self.state, record, result)
-        self._planner.on_result(record, outcome.verified, result)
+        self._planner.on_result(as_run, outcome.verified, result)
         if outcome.tokens:
             self.requests.metrics.tally.add("tokens", outcome.tokens)
         self._totals["busy_us"] += result.busy_us

@@ -289,6 +289,13 @@ class PlanRecord(NamedTuple):
     """slot -> sid of the extends that end a prompt which is pooled."""
     media: Sequence[tuple[int, int, int]] = ()
     """Extends of sequences with images: slot, number of the admission, tokens computed by then."""
+    verifies: str = ""
+    """What has made the drafts that its decodes verify; "" = there are none, or the worker has one
+    way to make them."""
+    method: str = ""
+    """What makes those that it makes."""
+    forced: Mapping[int, Sequence[int]] = {}
+    """sid -> the drafts of `StepPlan.forced`."""
 
     @property
     def decodes(self) -> int:
@@ -300,14 +307,27 @@ class PlanRecord(NamedTuple):
         """Tokens of its extends."""
         return self.computed - self.decodes * self.window
 
+    def as_run(self, draft_counts: bytes) -> PlanRecord:
+        """Returns the record of the step as the worker ran it. draft_counts: of its result."""
+        if not draft_counts:
+            return self
+        window = 1 + max(draft_counts)
+        return self._replace(window=window,
+                             computed=self.computed - self.decodes * (self.window - window))
+
 
 class VerifiedDrafts(NamedTuple):
-    """How far the decodes of a step got: entry c of each list counts rows that emitted c tokens."""
+    """How far the decodes of a step got: entry c of each list counts rows that emitted c tokens, at
+    most one more than the most drafts that any of them had."""
 
     going: list[int]
-    """Rows that go on: the first draft not accepted, if any, was wrong."""
+    """Rows that go on: the first draft not accepted, if any, was wrong, or there was none."""
     ended: list[int]
     """Rows that ended: drafts past the end were not tested."""
+    drafts: int | None = None
+    """Drafts of all rows together, where not all have the most; None: all have."""
+    windows: int | None = None
+    """Rows that had any; None: all had."""
 
     def accepted(self, position: int) -> int:
         """Rows whose draft at `position`, counted from 0, was accepted."""

@@ -245,12 +245,13 @@ class SlotTable:
         self._interval[:, rows.slots] = \
             self._interval.take(rows.slots, axis=1) + self._opens[self.window]
 
-    def append_one(self, slots: Ints, starts: Ints, tokens: Ints) -> None:
-        """Applies a result of one token per slot, from a plan without drafts; see `append_tokens`.
-        """
+    def append_one(self, slots: Ints, starts: Ints, tokens: Ints, window: int = 1) -> None:
+        """Applies a result of one token per slot, which had no drafts; see `append_tokens`."""
         self._make_room(1)
         self._tokens[slots, starts] = tokens
         self.emitted[slots] = starts + 1
+        if window > 1:
+            self.len_hi[slots] -= window - 1
 
     def append_run(self, slots: Ints, tokens: Ints) -> None:
         """As many plans and results as `tokens`, i4[n, steps], has columns; pages are there."""
@@ -261,11 +262,12 @@ class SlotTable:
         self._steady_plans = 0
 
     def append_tokens(self, slots: Ints, starts: Ints, tokens: Ints, counts: Ints,
-                      window: int) -> None:
+                      window: int, drafts: Ints | None = None) -> None:
         """Applies a result: `counts[i]` tokens, at least one, of `slots[i]`.
 
         starts: i4[n], `emitted` of the slots; tokens: i4[sum(counts)]; window: the most tokens that
-        the plan allowed for (it allowed for at least one).
+        the plan allowed for (it allowed for at least one); drafts: i4[n], those verified; None =
+        window - 1 each.
         """
         self._make_room(window)
         # A row's places in the flat table, less its places in `tokens`.
@@ -273,6 +275,8 @@ class SlotTable:
         places += np.arange(len(tokens))
         self._tokens.reshape(-1)[places] = tokens
         change = counts * EMITTED + np.array([[0], [-1], [-window], [window - 1], [-1]], np.int32)
+        if drafts is not None:
+            change[3] = drafts
         self._credits[:, slots] = self._credits.take(slots, axis=1) + change
 
     def retract(self, slots: Ints, window: int) -> None:

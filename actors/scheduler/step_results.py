@@ -3,13 +3,15 @@ for the detokenizer, and shares the pages of images that the step has computed."
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from actorium.actors.config.parsed_values import GRAMMAR
 from actorium.actors.messages import RowLogprobs, SequenceEvent, StepResult, TokenBatch
 from actorium.actors.scheduler.cache.page_allocator import Ints
 from actorium.actors.scheduler.cache.radix_cache import shareable
@@ -36,6 +38,8 @@ class ResultRows(NamedTuple):
     finish: NDArray[np.uint8]
     tokens: Ints
     """i4[sum(counts)]"""
+    drafts: NDArray[np.int32] | None = None
+    """i4[decodes]: drafts that each verified; None = as planned."""
 
     def ends(self) -> NDArray[np.int64]:
         """Returns i8[n]: where each row's tokens end in `tokens`."""
@@ -48,8 +52,8 @@ class StepOutcome:
 
     tokens: int
     batch: TokenBatch | None
-    verified: VerifiedDrafts | None = None
-    """None where no draft was verified."""
+    verified: Mapping[str, VerifiedDrafts] = field(default_factory=dict)
+    """By what made the drafts; empty where none was verified."""
 
 
 def apply_result(state: SchedulerState, record: PlanRecord, result: StepResult) -> StepOutcome:
@@ -62,9 +66,9 @@ def apply_result(state: SchedulerState, record: PlanRecord, result: StepResult) 
     table, slots = state.table, record.slots
     starts = table.emitted[slots]
     if _is_steady(record, result) and table.sid[slots].tobytes() == record.sids_column:
-        if record.window > 1:
+        if record.window > 1 and not result.draft_counts:
             return _apply_draft_windows(state, record, result, starts)
-        table.append_one(slots, starts, np.frombuffer(result.tokens, np.int32))
+        table.append_one(slots, starts, np.frombuffer(result.tokens, np.int32), record.window)
         state.charge_tenants(record.sids, None)
         return StepOutcome(len(slots), TokenBatch(
             step=result.step, sids=record.sids_column, starts=starts.tobytes(),
@@ -82,11 +86,12 @@ def _is_steady(record: PlanRecord, result: StepResult) -> bool:
     """Decodes alone, each with a token at least (without drafts: with one), none ended, no
     logprobs."""
     rows = len(record.slots)
-    if (record.firsts or not rows or result.finish != bytes(rows)
+    if (record.firsts or not rows or record.forced or result.finish != bytes(rows)
             or result.logprobs or result.prompt_logprobs or record.pooled or result.pooled):
         return False
-    if record.window == 1:
-        return result.counts == b"\1" * rows and len(result.tokens) == 4 * rows
+    if result.draft_counts or record.window == 1:
+        return (result.counts == b"\1" * rows and len(result.tokens) == 4 * rows
+                and not any(result.draft_counts) and len(result.draft_counts) in (0, rows))
     counts = _histogram(record, result)
     tokens = sum(count * having for count, having in enumerate(counts))
     return sum(counts) == rows == len(result.counts) and 4 * tokens == len(result.tokens)
@@ -108,23 +113,42 @@ def _apply_draft_windows(state: SchedulerState, record: PlanRecord, result: Step
                        counts=result.counts, tokens=result.tokens, epoch=result.epoch,
                        drafts=record.window - 1)
     going = _histogram(record, result)
-    return StepOutcome(len(tokens), batch, VerifiedDrafts(going, [0] * len(going)))
+    return StepOutcome(len(tokens), batch,
+                       {record.verifies: VerifiedDrafts(going, [0] * len(going))})
 
 
-def _verified(record: PlanRecord, rows: ResultRows) -> VerifiedDrafts | None:
-    """Returns how far the step's decodes got with their drafts; None if they had none."""
-    if record.window == 1 or not record.decodes:
+def _verified(record: PlanRecord, rows: ResultRows) -> dict[str, VerifiedDrafts]:
+    """Returns how far the step's decodes got with their drafts, by what made them."""
+    forced = np.isin(record.sids[record.firsts:], list(record.forced))
+    found = {GRAMMAR: _progress(record, rows, forced)}
+    if rows.drafts is not None or not record.forced:  # else nobody knows which drafts were none
+        found[record.verifies] = _progress(record, rows, ~forced)
+    return {method: seen for method, seen in found.items() if seen is not None}
+
+
+def _progress(record: PlanRecord, rows: ResultRows, which: NDArray[np.bool_]
+              ) -> VerifiedDrafts | None:
+    """Returns how far some of the step's decodes got with their drafts; None if they had none."""
+    ended, counts = rows.finish[record.firsts:][which] > 0, rows.counts[record.firsts:][which]
+    if rows.drafts is None:
+        most, drafts = record.window - 1, None
+    else:
+        drafts = rows.drafts[which]
+        most = int(drafts.max(initial=0))
+    if not most or not len(counts):
         return None
-    ended = rows.finish[record.firsts:] > 0
-    counts = rows.counts[record.firsts:]
-    return VerifiedDrafts(*(np.bincount(counts[which], minlength=record.window + 1).tolist()
-                            for which in (~ended, ended)))
+    seen = VerifiedDrafts(*(np.bincount(counts[such], minlength=most + 2).tolist()
+                            for such in (~ended, ended)))
+    if drafts is None:
+        return seen
+    drafts = drafts[counts > 0]
+    return seen._replace(drafts=int(drafts.sum()), windows=int(np.count_nonzero(drafts)))
 
 
 def _unpack(record: PlanRecord, result: StepResult) -> ResultRows:
     rows = ResultRows(np.frombuffer(result.counts, np.uint8).astype(np.int32),
                       np.frombuffer(result.finish, np.uint8),
-                      np.frombuffer(result.tokens, np.int32))
+                      np.frombuffer(result.tokens, np.int32), _drafts(record, result))
     want, got = len(record.slots), (len(rows.counts), len(rows.finish))
     if got != (want, want) or int(rows.counts.sum()) != len(rows.tokens):
         raise BadResult(f"step {result.step}: {want} rows planned; the result has {got[0]} counts, "
@@ -135,7 +159,21 @@ def _unpack(record: PlanRecord, result: StepResult) -> ResultRows:
     if want and int(rows.counts.max()) > record.window:
         raise BadResult(f"step {result.step}: a row has {rows.counts.max()} tokens, planned were "
                         f"{record.window} at the most")
+    if rows.drafts is not None and (rows.counts[record.firsts:] > rows.drafts + 1).any():
+        raise BadResult(f"step {result.step}: a row has more tokens than its drafts and one")
     return rows
+
+
+def _drafts(record: PlanRecord, result: StepResult) -> NDArray[np.int32] | None:
+    """Returns how many drafts each decode had; None if all had those that were planned."""
+    if not result.draft_counts:
+        return None
+    drafts = np.frombuffer(result.draft_counts, np.uint8).astype(np.int32)
+    if len(drafts) != record.decodes or int(drafts.max(initial=0)) >= record.window:
+        raise BadResult(f"step {result.step}: {len(drafts)} rows have up to "
+                        f"{drafts.max(initial=0)} drafts, planned were {record.window - 1} for "
+                        f"{record.decodes} at the most")
+    return drafts
 
 
 def _apply_rows(state: SchedulerState, record: PlanRecord, rows: ResultRows,
@@ -146,7 +184,7 @@ def _apply_rows(state: SchedulerState, record: PlanRecord, rows: ResultRows,
     """
     table, ends = state.table, rows.ends()
     settled = table.sid[record.slots] == record.sids
-    known = settled.copy()
+    known, drafts = settled.copy(), _by_row(record, rows)
     for row in np.flatnonzero(~settled):
         sequence = state.sequences.get(int(record.sids[row]))
         if sequence is not None:
@@ -155,16 +193,24 @@ def _apply_rows(state: SchedulerState, record: PlanRecord, rows: ResultRows,
             mine = rows.tokens[ends[row] - rows.counts[row]:ends[row]]
             sequence.emitted = np.concatenate((sequence.emitted, mine))
             sequence.key, sequence.match_version = None, -1
-            if row >= record.firsts and len(mine):
-                sequence.drafted += record.window - 1
+            if len(mine):
+                sequence.drafted += int(drafts[row])
                 sequence.accepted += len(mine) - 1
     first = np.arange(len(settled)) < record.firsts
     for which, window in ((first, 1), (~first, record.window)):
         among = settled & which & (rows.counts > 0)
         table.append_tokens(record.slots[among], starts[among],
-                            rows.tokens[np.repeat(among, rows.counts)], rows.counts[among], window)
+                            rows.tokens[np.repeat(among, rows.counts)], rows.counts[among], window,
+                            drafts[among])
         table.retract(record.slots[settled & which & (rows.counts == 0)], window)
     return known
+
+
+def _by_row(record: PlanRecord, rows: ResultRows) -> NDArray[np.int32]:
+    """Returns i4[n]: the drafts that each row had."""
+    drafts = np.zeros(len(rows.counts), np.int32)
+    drafts[record.firsts:] = record.window - 1 if rows.drafts is None else rows.drafts
+    return drafts
 
 
 def _batch(record: PlanRecord, epoch: int, rows: ResultRows, known: NDArray[np.bool_], starts: Ints,
@@ -173,12 +219,14 @@ def _batch(record: PlanRecord, epoch: int, rows: ResultRows, known: NDArray[np.b
     tokens = rows.tokens[np.repeat(keep, rows.counts)]
     if not len(tokens) and not events:
         return StepOutcome(0, None)
+    drafts = b"" if rows.drafts is None else \
+        rows.drafts[keep[record.firsts:]].astype(np.uint8).tobytes()
     batch = TokenBatch(step=record.step, sids=record.sids[keep].tobytes(),
                        starts=starts[keep].tobytes(),
                        counts=rows.counts[keep].astype(np.uint8).tobytes(),
                        tokens=tokens.tobytes(), events=events, epoch=epoch,
-                       drafts=record.window - 1,
-                       firsts=int(np.count_nonzero(keep[:record.firsts])))
+                       drafts=max(drafts) if drafts else record.window - 1,
+                       firsts=int(np.count_nonzero(keep[:record.firsts])), draft_counts=drafts)
     return StepOutcome(len(tokens), batch)
 
 

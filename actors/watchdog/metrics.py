@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple, get_args
 
 from actorium.actors.config.cluster_settings import NODES_ROLE, RAY_ROLE, clustered
+from actorium.actors.config.parsed_values import DRAFTS
 from actorium.actors.config.tree import Config
-from actorium.actors.health import READY_PHASES, bytes_of
+from actorium.actors.health import BY_METHOD, READY_PHASES, SPECULATION, bytes_of
 from actorium.actors.params import PoolingTask
 from actorium.actors.runtime import beat_gauges
 from actorium.actors.runtime.beat_gauges import (
@@ -101,6 +102,7 @@ def families(facts: MetricsInput) -> Iterator[MetricFamily]:
     yield from _engine(facts)
     yield from _actors(facts)
     yield from _memory(facts)
+    yield from _drafts(facts)
 
 
 def _gauges(facts: MetricsInput, role: str) -> Mapping[str, float]:
@@ -340,3 +342,15 @@ def _memory(facts: MetricsInput) -> Iterator[MetricFamily]:
     yield _family("actorium:device_memory_bytes", GAUGE, "The worker's memory.",
                   [({"what": what, "kind": kind}, float(count[kind]))
                    for what, count in sorted(memory.items()) for kind in ("measured", "planned")])
+
+
+def _drafts(facts: MetricsInput) -> Iterator[MetricFamily]:
+    """Yields by method what vLLM's metrics of speculation have the sums of."""
+    gauges = _gauges(facts, SCHEDULER)
+    for name, about in (("num_drafts", "Windows verified"),
+                        ("num_draft_tokens", "Draft tokens verified"),
+                        ("num_accepted_tokens", "Draft tokens accepted")):
+        found = {method: f"{SPECULATION}{BY_METHOD}{method}_{name}" for method in DRAFTS}
+        yield _family(f"actorium:spec_decode_{name}", COUNTER, f"{about}, by what made the drafts.",
+                      [({"method": method}, gauges[gauge]) for method, gauge in found.items()
+                       if gauge in gauges])

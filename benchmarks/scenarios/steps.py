@@ -40,24 +40,24 @@ from actorium.tools.null import null_worker
 RUNNING = [1, 16, 64, 256, 1024]
 CONTEXT = 512
 WARMUP = 20
-DRAFTS, ACCEPTANCE = 2, (0.8, 0.6)
+ACCEPTANCE = (0.8, 0.6)
+DRAFTS, METHODS = "mtp:2,fixed", "mtp:2+suffix:8"
 KINDS: dict[str, dict[str, Any]] = {
     "us_per_step": {}, "us_per_step_without_cache": {"cache": False},
-    "us_per_step_recurrent": {"recurrent": True}, "us_per_step_drafts": {"drafts": DRAFTS},
-    "us_per_step_recurrent_drafts": {"recurrent": True, "drafts": DRAFTS},
-    "us_per_step_ledger": {"ledger": True}}
+    "us_per_step_recurrent": {"recurrent": True}, "us_per_step_drafts": {"speculative": DRAFTS},
+    "us_per_step_recurrent_drafts": {"recurrent": True, "speculative": DRAFTS},
+    "us_per_step_methods": {"speculative": METHODS}, "us_per_step_ledger": {"ledger": True}}
 
 
 class Bench:
     """A scheduler and a null worker in one process, exchanging encoded messages."""
 
-    def __init__(self, running: int, cache: bool = True, recurrent: bool = False, drafts: int = 0,
-                 ledger: str | None = None) -> None:
+    def __init__(self, running: int, cache: bool = True, recurrent: bool = False,
+                 speculative: str = "off", ledger: str | None = None) -> None:
         config = Config(
             memory=MemoryConfig(max_total_tokens=(running + 1) * 8 * CONTEXT, prefix_cache=cache),
             scheduler=SchedulerConfig(max_num_seqs=running + 1, max_num_batched_tokens=1 << 20),
-            speculation=SpeculationConfig(
-                speculative=f"mtp:{drafts},fixed" if drafts else "off"),
+            speculation=SpeculationConfig(speculative=speculative),
             recovery=RecoveryConfig(restart=False, ledger_dir=ledger))
         self._run_dir = tempfile.TemporaryDirectory()
         directory = Path(self._run_dir.name)
@@ -112,10 +112,10 @@ class Bench:
 
 
 def steady(running: int, steps: int, cache: bool = True, recurrent: bool = False,
-           drafts: int = 0, ledger: bool = False) -> tuple[float, int]:
+           speculative: str = "off", ledger: bool = False) -> tuple[float, int]:
     """Median microseconds a step, and the longest plan in bytes."""
     with tempfile.TemporaryDirectory(dir=SHM) as directory:
-        bench = Bench(running, cache, recurrent, drafts, directory if ledger else None)
+        bench = Bench(running, cache, recurrent, speculative, directory if ledger else None)
         bench.step()
         bench.work(bench.wake([bench.submit(i) for i in range(running)])[1])
         for _ in range(WARMUP):
@@ -134,7 +134,8 @@ def core(running: list[int] = RUNNING, repeat: int = 5) -> Rows:
     books, make and encode the next plan, encode the detokenizer's batch; the worker's own time is
     not counted. Context 512 and more, page size 16, two plans on their way, prompts that have
     nothing in common. With and without the prefix cache, for a model with recurrent layers, with
-    two drafts a step, accepted with probabilities 0.8 and 0.6, and with a ledger in memory.
+    two drafts a step, accepted with probabilities 0.8 and 0.6, with two methods of drafts to choose
+    from, and with a ledger in memory.
     """
     for count in running:
         runs = [{kind: steady(count, 100, **how) for kind, how in KINDS.items()}

@@ -45,6 +45,7 @@ from actorium.gpu.families.draft_shape import (
     check_draft_model,
     draft_model_config,
 )
+from actorium.gpu.families.eagle_config import read_eagle
 from actorium.gpu.families.encoder_config import READERS, bidirectional
 from actorium.gpu.families.fp8_config import served_fp8
 from actorium.gpu.families.gemma_config import gemma3n, gemma4, gemma_layer
@@ -302,12 +303,13 @@ def read_shape(path: Path, config: Config) -> ModelShape:
     if shape.chunked and (chunk := max(shape.windows)) % page:
         raise BadConfig(f"page_size: must divide the chunks of {chunk} tokens to which the model "
                         f"attends, got {page}", "memory.page_size")
-    return with_draft_model(shape, config)
+    return with_drafter(shape, config)
 
 
-def with_draft_model(shape: ModelShape, config: Config) -> ModelShape:
-    """The shape with that of the smaller model that is to draft for it, if one is asked for. Raises
-    `BadModel` and `BadConfig`."""
+def with_drafter(shape: ModelShape, config: Config) -> ModelShape:
+    """The shape with that of the EAGLE-3 head or of the smaller model that is to draft for it, if
+    one is asked for. Raises `BadModel` and `BadConfig`."""
+    shape = replace(shape, eagle=read_eagle(shape, config))
     own = draft_model_config(config, shape.max_model_len)
     if own is None:
         return shape

@@ -191,6 +191,8 @@ class ModelShape:
     """Of a smaller model that drafts for it; None: there is none."""
     mtp_layers: int = 0
     """1 where a layer of the checkpoint, beside all others, predicts further tokens (MTP)."""
+    eagle: EagleShape | None = None
+    """Of the EAGLE-3 head that drafts for the model; None: there is none."""
     fp8: Fp8Shape | None = None
     """Which weights are in FP8 in memory; None: none."""
     grouped: GroupedShape | None = None
@@ -415,3 +417,20 @@ class ModelShape:
             intermediate=-(-self.intermediate // tp), vocab_size=-(-self.vocab_size // tp),
             recurrence=self.recurrence.split(tp) if self.recurrence else None,
             draft=self.draft and self.draft.split(tp))
+
+
+@dataclass(frozen=True, slots=True)
+class EagleShape:
+    """An EAGLE-3 head (arXiv 2503.01840): a decoder layer in a checkpoint of its own, which drafts
+    from hidden states of several of a model's layers."""
+
+    layer: ModelShape
+    """A model of this layer alone, whose vocabulary is that of the drafts."""
+    taps: tuple[int, ...]
+    """The model's layers whose inputs the head takes side by side."""
+    width: int
+    """Of each of these."""
+    norm_first: bool = False
+    """The residual begins behind the norm of the hidden state, not before it."""
+    own_embedding: int = 0
+    """Rows of an embedding of its own; 0: it has the model's."""

@@ -36,6 +36,7 @@ from actorium.gpu.families.quant_config import stored_weights
 from actorium.gpu.families.qwen_hybrid_config import hybrid_layer
 from actorium.gpu.models.decoder import Decoder, LoadedModel, load_drafter
 from actorium.gpu.models.deepseek import DeepseekLM
+from actorium.gpu.models.eagle_head import load_eagle
 from actorium.gpu.models.gemma import GemmaLM
 from actorium.gpu.models.granite import GraniteLM
 from actorium.gpu.models.llama import CausalLM, HybridLM
@@ -119,6 +120,9 @@ def _load_decoder(path: Path, config: Config, device: torch.device, shape: Model
     model = kind(shape, tensors, device, attention, config.device.native_kernels,
                  config.device.kernels, group)
     model.drafter = load_drafter(model, tensors)
+    if shape.eagle is not None:
+        model.eagle = load_eagle(shape.eagle, config, device, progress, model.ops,
+                                 model.embeddings, shape.vocabulary, drafts)
     if shape.pooling is not None:
         model.pooler = load_pooler(shape.pooling, path, device, tensors)
     model.vision = VisionTower(shape.vision, tensors, model.ops.tower) if shape.vision else None

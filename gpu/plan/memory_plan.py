@@ -57,6 +57,8 @@ class Demand(NamedTuple):
     """Of their modules, at most (adapters.max_lora_rank)."""
     other_drafts: int = 0
     """Draft tokens of a step that something else than an MTP layer makes."""
+    history: bool = False
+    """The worker keeps each sequence's tokens, to make drafts of them."""
 
 
 class Pool(NamedTuple):
@@ -110,8 +112,8 @@ class MemoryPlan:
     budget: int
     checkpoints: int
     pools: tuple[Pool, ...]
-    """The groups of `shape.groups`, then those of the MTP layers and of a draft model, which have
-    the same pages as full attention: their tables are one."""
+    """The groups of `shape.groups`, then those of the MTP layers, of an EAGLE-3 head and of a draft
+    model, which have the same pages as full attention: their tables are one."""
 
     @property
     def slots(self) -> int:
@@ -260,7 +262,8 @@ def demand_of(config: Config) -> Demand:
                   memory.checkpoints if reuse else 0, memory.max_total_tokens, speculation.auto,
                   config.media.encoder_cache_bytes, config.media.max_encoder_tokens,
                   lora.max_loras if lora.enable_lora else 0, lora.max_lora_rank,
-                  max((k for name, k in speculation.methods.items() if name != "mtp"), default=0))
+                  max((k for name, k in speculation.methods.items() if name != "mtp"), default=0),
+                  speculation.by_text)
 
 
 def make_plan(shape: ModelShape, demand: Demand, budget: int, name: str = "memory") -> MemoryPlan:
@@ -306,7 +309,7 @@ def as_served(shape: ModelShape, demand: Demand) -> tuple[ModelShape, Demand]:
         raise BadConfig(f"--speculative: {shape.architecture}: the config tells of no MTP layer",
                         "speculation.speculative")
     if not demand.other_drafts:
-        shape = replace(shape, draft=None)
+        shape = replace(shape, draft=None, eagle=None)
     if demand.drafts and shape.mtp_layers:
         return shape, demand._replace(drafts=max(demand.drafts, demand.other_drafts))
     return (replace(shape, mtp_layers=0),
@@ -347,10 +350,10 @@ def state_bytes(shape: ModelShape, demand: Demand) -> StateBytes:
 
 
 def token_bytes(shape: ModelShape, demand: Demand) -> int:
-    """Bytes of a token's keys and values over all attention layers, the MTP layers and those of a
-    draft model."""
+    """Bytes of a token's keys and values over all attention layers and those of what drafts."""
     groups = sum(_layers_bytes(shape, demand, layers) for _, layers in shape.groups)
     return (groups + _layers_bytes(shape, demand, _mtp_layers(shape))
+            + (_layer_bytes(shape.eagle.layer, demand) if shape.eagle else 0)
             + (_draft_model_bytes(shape.draft, demand) if shape.draft else 0))
 
 
@@ -392,6 +395,9 @@ def _groups(shape: ModelShape, demand: Demand) -> list[Pool]:
                   page(layers)) for window, layers in shape.groups]
     if shape.mtp_layers:
         pools.append(Pool("MTP layer", 0, shape.mtp_layers, 0, page(_mtp_layers(shape))))
+    if shape.eagle:
+        pools.append(Pool("EAGLE-3 head", 0, 1, 0,
+                          _layer_bytes(shape.eagle.layer, demand) * demand.page_size))
     if shape.draft is not None:
         pools.append(Pool("draft model", 0, len(kept_layers(shape.draft)), 0,
                           _draft_model_bytes(shape.draft, demand) * demand.page_size))

@@ -63,7 +63,7 @@ def largest_step(demand: Demand) -> StepSize:
 def tables_estimate(shape: ModelShape, demand: Demand) -> int:
     """Bytes of the resident tables."""
     return table_bytes(demand.max_num_seqs + 1, shape.max_model_len, demand.page_size,
-                       len(shape.groups), demand.drafts)
+                       len(shape.groups), demand.drafts, demand.history)
 
 
 def workspace_estimate(shape: ModelShape, demand: Demand, attention: int) -> int:

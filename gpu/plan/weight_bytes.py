@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from actorium.gpu.families.architectures import model_tensors
+from actorium.gpu.families.eagle_config import eagle_tensors
 from actorium.gpu.families.fp8_config import BLOCK, Fp8Shape
-from actorium.gpu.families.model_shape import DTYPE_BYTES, ModelShape
+from actorium.gpu.families.model_shape import DTYPE_BYTES, EagleShape, ModelShape
 from actorium.gpu.families.tensor_specs import OUTER, TensorSpec, held_format, stacks
 from actorium.gpu.families.weight_formats import GroupedShape, WeightFormat
 from actorium.gpu.plan.sizes import page_table_width
@@ -56,6 +57,8 @@ def bytes_by_format(shape: ModelShape) -> dict[str, int]:
             size = sum(spec.size for spec in product)
             held[shape.dtype] -= size * shape.itemsize
             held[FP8] += size + _scales(shape.fp8, product) * SCALE_BYTES
+    if shape.eagle is not None:
+        held[shape.dtype] += shape.itemsize * sum(own.size for own in eagle_tensors(shape.eagle))
     return dict(held.most_common())
 
 
@@ -121,11 +124,13 @@ def _scales_of(fp8: Fp8Shape, parts: Sequence[int], columns: int, scattered: boo
 
 
 def table_bytes(slots: int, max_model_len: int, page_size: int, groups: int,
-                drafts: int = 0) -> int:
-    """The worker's resident tables; slots: slot 0 included. What requests with penalties, biases or
+                drafts: int = 0, history: bool = False) -> int:
+    """The worker's resident tables; slots: slot 0 included; history: they keep each sequence's
+    tokens. What requests with penalties, biases or
     many stop ids add to them is allocated when the first such request comes."""
     pages = page_table_width(max_model_len, page_size) + -(-drafts // page_size)
-    return slots * (RECORD_BYTES + 4 * groups * pages + 8 * (drafts + 1) * (drafts > 0))
+    return slots * (RECORD_BYTES + 4 * groups * pages + 8 * (drafts + 1) * (drafts > 0)
+                    + 4 * (max_model_len + drafts + 1) * history)
 
 
 def workspace_bytes(shape: ModelShape, tokens: int, rows: int) -> int:
@@ -156,6 +161,17 @@ def workspace_bytes(shape: ModelShape, tokens: int, rows: int) -> int:
         # Attention beside it takes the same input, and its output lies beside.
         widths.append(inner + (len(shape.attention_layers) + len(shape.recurrent) > shape.layers)
                       * 2 * widths[0])
+    if shape.eagle is not None:  # what its head takes is kept until the layers are through
+        widths.append(max(widths) + len(shape.eagle.taps) * shape.hidden)
+        widths.append(_head_width(shape.eagle))
     each = (2 * shape.stream_width + shape.token_width + max(widths)) * shape.itemsize
     logits = 0 if shape.bidirectional else rows * shape.vocabulary * (shape.itemsize + 4)
     return tokens * each + logits
+
+
+def _head_width(s: EagleShape) -> int:
+    """Numbers of a token while an EAGLE-3 head runs: what it takes, twice as it is joined, and the
+    layer's own."""
+    own = s.layer
+    return 2 * len(s.taps) * s.width + 5 * own.hidden + max(
+        3 * own.q_size + 2 * own.kv_size, 3 * own.intermediate)

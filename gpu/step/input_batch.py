@@ -80,8 +80,18 @@ class InputBatch:
     """i64[extend tokens], device: the token after each extend row's; 0 after the last of an extend
     that ends. None without extends, and where nothing is ever drafted."""
 
+    masked: I32 = field(default_factory=lambda: _NONE)
+    """Host: slots whose new drafts the scheduler must know."""
     adapted: AdapterRows | None = None
     """Rows that have an adapter; None: no row has."""
+    drafted: I32 | None = None
+    """Host: drafts that each decode has, where any has fewer than were planned; else None. Its rows
+    behind them are computed in vain."""
+
+    @property
+    def draft_counts(self) -> bytes:
+        """`StepResult.draft_counts`"""
+        return b"" if self.drafted is None else self.drafted.astype(np.uint8).tobytes()
 
     @property
     def tokens(self) -> int:
@@ -124,15 +134,18 @@ def prepare_batch(tables: SlotTables, plan: StepPlan, up: Upload) -> InputBatch:
     if plan.page_appends:
         tables.append_pages(np.frombuffer(plan.page_appends, np.int32), up)
     decode = np.frombuffer(plan.decode, np.int32)
-    drafts, speculates = 0, tables.drafts.max_drafts > 0
+    drafts, drafted, speculates = 0, None, tables.drafts.max_drafts > 0
     if speculates:
         tables.drafts.settle(tables.host_len, tables.host_low)
-        drafts = tables.drafts.window(decode)
+        if plan.forced:
+            tables.drafts.force(plan.forced, decode, up)
+        drafts, drafted = tables.drafts.window(decode)
     bound = min(int(tables.host_len[decode].max()), tables.max_len) if len(decode) else 0
     if plan.extend:
         step = _mixed(tables, plan, decode, drafts + 1, bound)
     else:
         step = decode_batch(tables, decode, drafts + 1, bound)
+    step.drafted = drafted
     if speculates:
         _lengthen(tables, step, plan.drafts)
     else:
@@ -177,7 +190,7 @@ def _lengthen(t: SlotTables, step: InputBatch, drafts: int) -> None:
     t.host_len[step.slots[:step.ending]] += 1
     t.host_len[step.slots[step.ending:]] += step.q_len
     t.host_low[step.slots] += 1
-    t.drafts.held[step.slots] = drafts
+    t.drafts.plan(step.slots, drafts)
 
 
 def decode_batch(t: SlotTables, decode: I32, q_len: int, bound: int) -> InputBatch:

@@ -80,6 +80,7 @@ class LaunchedStep:
     drafts: Download | None = None
     """New drafts of the sequences with masks, which the scheduler must know."""
     media: MediaReport = MediaReport()
+    drafted: bytes = b""  # StepResult.draft_counts
     lost: Callable[[], bytes] = bytes
     """Waits for the copies of pages; `StepResult.lost`."""
     learn: Callable[[I32], None] | None = None
@@ -107,7 +108,7 @@ class LaunchedStep:
             self.plan.epoch, self.plan.step, counts.tobytes(), tokens, finish,
             row_logprobs(self.ranked, self.ranked_values, counts),
             prompt_logprobs(self.prompts, self.prompt_values), busy_us, idle_us, drafts, late_us,
-            *self.media, self.lost(), self.pooled.results() if self.pooled else [])
+            *self.media, self.lost(), self.pooled.results() if self.pooled else [], self.drafted)
 
 
 class ModelRunner:
@@ -184,7 +185,7 @@ class ModelRunner:
         up = self.arrays.upload()
         step = prepare_batch(self.tables, plan, up)
         self.window = step.q_len
-        out = LaunchedStep(plan, step.slots, prompts=step.prompts)
+        out = LaunchedStep(plan, step.slots, prompts=step.prompts, drafted=step.draft_counts)
         if self.host is not None and (plan.store or plan.load):
             out.lost = (self.staging or self.host).begin(plan.store, plan.load)
         adapted = self._adapted(plan, step, up)
@@ -219,8 +220,8 @@ class ModelRunner:
         if plan.drafts and self._hook is not None and not self.proposers and len(step.slots):
             self._propose_with(self._hook, step, plan.drafts)
         if "masked" in step.staged:
-            slots = self.arrays.long(up[step.staged["masked"]])
-            out.drafts = self.arrays.fetch(self.tables.drafts.tokens[slots, :plan.drafts])
+            out.drafts = self.arrays.fetch(self.tables.drafts.reported(
+                step.masked, self.arrays.long(up[step.staged["masked"]]), plan.drafts))
         return out
 
     def _adapted(self, plan: StepPlan, step: InputBatch, up: Upload) -> StagedRows | None:
@@ -239,8 +240,8 @@ class ModelRunner:
             if named is not None:
                 step.staged["named"] = up.add(named.reshape(-1))
         if plan.drafts and step.needs & MASKED:
-            masked = np.flatnonzero(self.tables.flags[step.slots] & MASKED)
-            step.staged["masked"] = up.add(step.slots[masked])
+            step.masked = step.slots[self.tables.flags[step.slots] & MASKED > 0]
+            step.staged["masked"] = up.add(step.masked)
         if step.prompts:
             step.staged["prompts"] = up.add(np.concatenate([p.tokens for p in step.prompts]))
 

@@ -250,6 +250,8 @@ def _commit_windows(t: SlotTables, step: InputBatch, tokens: Array,
     ends = xp.where(stop, 1, xp.where(full, 2, 0))
     taken = _accepted_drafts(t, step, grid, positions, force) & (ends[:, :-1] == 0)
     taken[:step.ending] = False  # these have one row: what lies behind it in the grid is nothing
+    if step.drafted is not None:
+        taken[step.ending:] &= np.arange(q_len - 1) < step.drafted[:, None]
     more = long(taken).cumprod(1).sum(1)
     index = t.arrays.arange(0, len(step.slots))
     finish = xp.where(ended, 0, ends[index, more])
@@ -302,6 +304,8 @@ def apply_masks(t: SlotTables, step: InputBatch, masks: Sequence[RowMask], logit
     Raises `ValueError` naming the slot: a mask for a row that is not sampled, of the wrong length,
     or that allows nothing.
     """
+    if step.drafted is not None:  # the window is shorter than the scheduler could know
+        masks = [mask for mask in masks if mask.row < step.q_len]
     words, rows = _words(masks, t.vocab), _rows(step, masks)
     if isinstance(t.arrays, HostArrays):
         bars = MASK_BIAS[words.view(np.uint8)].reshape(len(words), -1)[:, :t.vocab]

@@ -44,9 +44,19 @@ class Proposer(Protocol):
         the model's final norm; None where nobody needs them.
         """
 
-
     def release(self, slots: I32) -> None:
         """The sequences in these slots leave them with the next step. Host: i32[n]."""
+
+
+class LayerDrafter(Protocol):
+    """A layer that drafts, and goes on from what it gave: see `MtpDrafter`."""
+
+    def forward(self, tokens: Tensor, hidden: Tensor, batch: ForwardBatch, pool: KVPagePool,
+                rows: Tensor | None = None) -> Tensor:
+        """[R, hidden], of `rows` or of all T rows."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """What `forward` gave, [R, hidden] -> [R, tokens]."""
 
 
 class MTPProposer:
@@ -54,7 +64,7 @@ class MTPProposer:
 
     captured = True
 
-    def __init__(self, drafter: MtpDrafter, pool: KVPagePool, tables: SlotTables,
+    def __init__(self, drafter: LayerDrafter, pool: KVPagePool, tables: SlotTables,
                  group: int) -> None:
         """pool: of the layer; group: of the model's layers with full attention."""
         self.pool: KVPagePool | None = pool
@@ -68,6 +78,7 @@ class MTPProposer:
     def propose(self, step: InputBatch, drafts: int, sampled: Array, counts: Array,
                 hidden: Tensor | None) -> None:
         """Run the layer over the step; see `Proposer`."""
+        hidden = self._taken(step, hidden)
         if hidden is None:
             return
         batch, tensor = step.batches[self._group], self._tables.arrays.tensor
@@ -79,6 +90,10 @@ class MTPProposer:
         wanted = tensor(self._last_rows(step, batch.extend_tokens, counts))
         out = self._drafter.forward(tokens, hidden, batch, self._pages, wanted)
         self._chain(step, drafts, out)
+
+    def _taken(self, step: InputBatch, hidden: Tensor | None) -> Tensor | None:
+        """[T, hidden]: what the layer takes beside tokens; None: nothing is to be done."""
+        return hidden
 
     def release(self, slots: I32) -> None:
         """Nothing is kept by slots."""

@@ -79,6 +79,9 @@ class SlotTables:
         self.drafts = DraftTables(arrays, slots, drafts)
         self.images: MediaSteps | None = None
         """Of all slots; None where the model takes none."""
+        self.history: Array = None
+        """i32[slots, max_len + drafts + 1]: each sequence's tokens, as far as they were sampled,
+        behind which anything may lie; None where nothing reads them."""
         self.last_token = arrays.full((slots,), 0, "int64")
         self.seq_len = arrays.full((slots,), 1, "int32")
         """Tokens of the sequence, the last one (not yet in the pages) included; >= 1."""
@@ -197,9 +200,21 @@ class SlotTables:
         self.uniforms.forget(slots)
         if self.drafts.max_drafts:
             self.drafts.admit(slots, up)
+        if self.history is not None:
+            self._admit_history(admits, up)
         if counted:
             up.rows(self.counts, np.array(list(counted), np.int32), np.stack([*counted.values()]))
         self._admit_bias(admits, up)
+
+    def keep_history(self) -> None:
+        """Makes `history`."""
+        self.history = self.arrays.full((self.slots, self.max_len + self.drafts.max_drafts + 1),
+                                        0, "int32")
+
+    def _admit_history(self, admits: list[Admit], up: Upload) -> None:
+        for a in admits:
+            tokens = np.frombuffer(a.tokens, np.int32)
+            up.cells(self.history[a.slot], np.arange(len(tokens), dtype=np.int32), tokens)
 
     def _check(self, a: Admit, tokens: I32) -> None:
         if not 0 < a.slot < self.slots:

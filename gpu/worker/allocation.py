@@ -7,7 +7,7 @@ import logging
 
 import torch
 
-from actorium.actors.config.parsed_values import parse_acceptance
+from actorium.actors.config.parsed_values import parse_acceptance, parse_speculative
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.runtime.memory_limits import memory_limit
@@ -28,12 +28,14 @@ from actorium.gpu.plan.non_cache_memory import (
 )
 from actorium.gpu.plan.sizes import device_budget, page_table_width
 from actorium.gpu.step.draft_model import DraftModelProposer, make_draft_model_pool
+from actorium.gpu.step.eagle import eagle_proposers
 from actorium.gpu.step.pools import make_draft_pool, make_pools
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.speculation import Proposer, make_proposers
 from actorium.gpu.step.staging import device_arrays
 from actorium.gpu.step.states import StatePool
 from actorium.gpu.step.tables import SlotTables
+from actorium.gpu.step.text_proposer import text_proposers
 from actorium.gpu.vision.media_steps import make_images
 from actorium.gpu.weights.dtypes import TORCH_DTYPES, kv_dtype
 from actorium.gpu.worker.graph_setup import trial_graph_bytes, wanted_graphs
@@ -92,6 +94,8 @@ def first_runner(config: Config, model: LoadedModel, device: torch.device) -> Mo
                         shape.vocabulary, shape.max_model_len, len(shape.groups),
                         max_drafts(config, shape), model.ops.sampling)
     tables.images = make_images(model.vision, shape, demand_of(config), model.group)
+    if parse_speculative(config.speculation.speculative).by_text:
+        tables.keep_history()
     sinks = make_pools(shape, [1] * len(shape.groups), size, dtype, device)
     runner = ModelRunner(model, sinks, tables, make_states(config, shape, slots, 0, device),
                          force=parse_acceptance(config.speculation.force_acceptance))
@@ -105,6 +109,8 @@ def _proposers(config: Config, model: LoadedModel, pages: int, tables: SlotTable
     size, asked, shape = config.memory.page_size, config.memory.kv_cache_dtype, model.shape
     proposers = make_proposers(model.drafter, shape, make_draft_pool(
         shape, pages, size, kv_dtype(asked, model.dtype), model.device), tables)
+    proposers |= eagle_proposers(model, pages, size, kv_dtype(asked, model.dtype), tables)
+    proposers |= text_proposers(config.speculation, tables)
     if (draft := model.draft_model) is not None:
         pool = make_draft_model_pool(draft.shape, pages, size, kv_dtype(asked, draft.dtype),
                                      draft.device)

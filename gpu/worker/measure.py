@@ -156,8 +156,10 @@ def held_bytes(runner: ModelRunner) -> dict[str, int]:
 def tables_bytes(tables: SlotTables) -> int:
     """Bytes of the resident tables, without what rare parameters add to them."""
     drafts = (tables.drafts.tokens, tables.drafts.accepted) if tables.drafts.max_drafts else ()
+    history = () if tables.history is None else (tables.history,)
     return sum(array.nbytes for array in (tables.last_token, tables.seq_len, tables.ended,
-                                          tables.record, tables.eos, *tables.pages, *drafts))
+                                          tables.record, tables.eos, *tables.pages, *drafts,
+                                          *history))
 
 
 def cache_tensors(runner: ModelRunner) -> list[Tensor]:

@@ -69,6 +69,10 @@ def test_server_info_describes_speculation() -> None:
     told = speculation_of(status(spec_decode_k=2.0, spec_decode_num_drafts=7.0, free_pages=3.0))
     assert told == {"k": 2.0, "num_drafts": 7.0}
     assert speculation_of(status(free_pages=3.0)) == {}
+    told = speculation_of(status(spec_decode_num_drafts=9.0, spec_decode_by_mtp_num_drafts=7.0,
+                                 spec_decode_by_draft_num_drafts=2.0))
+    assert told == {"num_drafts": 9.0,
+                    "methods": {"mtp": {"num_drafts": 7.0}, "draft": {"num_drafts": 2.0}}}
 
 
 def test_a_json_line_counts_drafts() -> None:

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from actorium.actors.messages import Admit, RowMask, StepPlan, StepResult
 from actorium.actors.params import ResolvedParams
+from actorium.actors.scheduler.draft_policy import DraftChoice
 from actorium.gpu.plan.sizes import page_table_width
 from actorium.gpu.step.draft_model import DraftModelProposer, make_draft_model_pool
+from actorium.gpu.step.eagle import eagle_proposers
 from actorium.gpu.step.pools import make_draft_pool, make_pools
 from actorium.gpu.step.runner import ModelRunner, ProposeHook
 from actorium.gpu.step.speculation import make_proposers
@@ -49,10 +51,15 @@ def make_runner(model: Any, drafts: int, propose: ProposeHook | None = None, slo
             for part in layer:
                 part.fill_(RUBBISH)
     own = make_draft_pool(shape, pages, page_size, dtype, device) if mtp else None
-    for pool in (*pools, *([own] if own else [])):
+    for pool in pools:
         for pages_of in pool.tensors:
             pages_of.fill_(RUBBISH)
     proposers = make_proposers(getattr(model, "drafter", None), shape, own, tables)
+    if drafts and getattr(model, "eagle", None) is not None:
+        proposers |= eagle_proposers(model, pages, page_size, dtype, tables)
+    for name in proposers:
+        for pages_of in proposers[name].pool.tensors:
+            pages_of.fill_(RUBBISH)
     if draft is not None:
         pool = make_draft_model_pool(draft.shape, pages, page_size, draft.dtype, device)
         for pages_of in pool.tensors:
@@ -114,7 +121,7 @@ class Work:
                         for i, (prompt, out) in enumerate(zip(self.prompts, want, strict=True))}
         play = self.ring(made, speculative=f"mtp:{drafts},fixed", **ring)
         if choose is not None:
-            play.core._planner.drafting.next = lambda batch: choose()
+            play.core._planner.drafting.next = lambda batch: DraftChoice("", choose())
         return play, play.run()
 
 

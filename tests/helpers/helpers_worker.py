@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
+from actorium.actors.config.parsed_values import GRAMMAR, parse_speculative
 from actorium.actors.config.tree import (
     Config,
     MemoryConfig,
@@ -20,18 +22,22 @@ from actorium.actors.config.tree import (
 from actorium.actors.core import Context
 from actorium.actors.messages import (
     AbortRequest,
+    Masks,
     Open,
     PageGroup,
     Pooled,
     Ready,
     Reset,
     RowLogprobs,
+    RowMask,
     StepPlan,
+    Stop,
     Submit,
     TokenBatch,
 )
 from actorium.actors.params import ResolvedParams, ResolvedPooling, TextParams
 from actorium.actors.scheduler.core import SchedulerCore
+from actorium.actors.structured.structured_output import Load, no_vocabulary
 from actorium.gpu.plan.sizes import page_table_width
 from actorium.gpu.step.pools import make_pools
 from actorium.gpu.step.runner import ModelRunner
@@ -71,8 +77,10 @@ class Ring:
     """Submit requests, then `run` until all are finished."""
 
     def __init__(self, runner: ModelRunner, budget: int = 2048, overlap: bool = True,
-                 force_preempt_every: int = 0, speculative: str = "auto") -> None:
-        """speculative: who decides how many drafts are made, if the runner has room for any."""
+                 force_preempt_every: int = 0, speculative: str = "auto",
+                 load: Load = no_vocabulary) -> None:
+        """speculative: who decides how many drafts are made, if the runner has room for any; load:
+        returns the vocabulary of grammars."""
         scheduler = SchedulerConfig(
             max_num_seqs=runner.tables.slots - 1, max_num_batched_tokens=budget, overlap=overlap,
             force_preempt_every=force_preempt_every)
@@ -80,19 +88,24 @@ class Ring:
                         speculation=SpeculationConfig(speculative=speculative),
                         memory=MemoryConfig(page_size=runner.tables.page_size, debug_memory=True))
         self.runner = runner
-        self.core = SchedulerCore(Context(config, Path("/nowhere"), "scheduler", 1, 1))
+        self.core = SchedulerCore(Context(config, Path("/nowhere"), "scheduler", 1, 1), load=load)
         shape = runner.tables
         groups = [PageGroup(pool.pages, group.window)
                   for pool, group in zip(runner.pools, runner.model.shape.groups, strict=True)]
         states = runner.states
         host, pooling = runner.host, runner.model.shape.pooling
-        self.core.on_message(Ready(1, groups, shape.page_size, shape.slots, shape.max_len,
-                                   shape.vocab, "test", states.checkpoints if states else 0,
-                                   states is not None, drafts=shape.drafts.max_drafts,
-                                   host_pages=host.slots if host else 0,
-                                   host_parts=host.parts if host else [],
-                                   pooling=list(pooling.tasks) if pooling else [],
-                                   whole_prompts=bool(pooling and not pooling.causal)), 0.0)
+        self._ready = Ready(1, groups, shape.page_size, shape.slots, shape.max_len,
+                            shape.vocab, "test", states.checkpoints if states else 0,
+                            states is not None, drafts=shape.drafts.max_drafts,
+                            draft_methods=_methods(runner, speculative),
+                            host_pages=host.slots if host else 0,
+                            host_parts=host.parts if host else [],
+                            pooling=list(pooling.tasks) if pooling else [],
+                            whole_prompts=bool(pooling and not pooling.causal))
+        self.core.on_message(self._ready, 0.0)
+        runner.wait = self._late_masks
+        self._masks: dict[int, list[RowMask]] = {}
+        """Those that follow a plan, by its step."""
         self.plans: deque[StepPlan] = deque()
         self.outputs: dict[int, Output] = {}
         self.most_in_flight = 0
@@ -100,17 +113,32 @@ class Ring:
         """Requests so far."""
 
     def submit(self, prompt: list[int], params: ResolvedParams, seed: int = 1, n: int = 1,
-               pooling: ResolvedPooling | None = None) -> None:
-        """Queue a request."""
+               pooling: ResolvedPooling | None = None, **more: Any) -> None:
+        """Queue a request. more: other fields of its `Submit`."""
         self.submitted += 1
         self.core.on_message(
             Submit(rid=f"r{self.submitted}", client=b"test", n=n, params=params,
                    prompt=np.array(prompt, np.int32).tobytes(), text=TextParams(), seed=seed,
-                   pooling=pooling), 0.0)
+                   pooling=pooling, **more), 0.0)
 
     def cancel(self, request: int) -> None:
         """The client gives up a request; they are numbered from 1 as they are submitted."""
         self.core.on_message(AbortRequest(f"r{request}", b"test"), 0.0)
+
+    def stop(self, sid: int, tokens: int) -> None:
+        """A stop string was found behind so many tokens."""
+        self.core.on_message(Stop(sid, tokens), 0.0)
+
+    def lose_worker(self) -> None:
+        """Its successor starts, with nothing of what it held."""
+        self.plans.clear()
+        self._masks.clear()
+        self.runner.tables.clear()
+        self._ready = msgspec.structs.replace(self._ready, epoch=self._ready.epoch + 1)
+        self.core.on_message(self._ready, 0.0)
+
+    def _late_masks(self, plan: StepPlan) -> list[RowMask]:
+        return self._masks.pop(plan.step)
 
     def step(self) -> bool:
         """Runs one plan and its result; False when there is nothing to do."""
@@ -139,6 +167,8 @@ class Ring:
             message = send.message
             if isinstance(message, StepPlan):
                 self.plans.append(message)
+            elif isinstance(message, Masks):
+                self._masks[message.step] = message.masks
             elif isinstance(message, Reset):
                 self.runner.reset()
             elif isinstance(message, Open):
@@ -161,6 +191,15 @@ class Ring:
                 out.logprobs.append(event.logprobs)
             if event.prompt_logprobs:
                 out.prompt_logprobs.append(event.prompt_logprobs)
+
+
+def _methods(runner: ModelRunner, speculative: str) -> dict[str, int]:
+    """What makes drafts: alone as many as there is room for, else as many as are asked for."""
+    most, asked = runner.tables.drafts.max_drafts, parse_speculative(speculative).methods
+    methods = [*runner.proposers, *([GRAMMAR] if GRAMMAR in asked else [])]
+    if len(methods) < 2:
+        return dict.fromkeys(methods, most)
+    return {method: min(asked[method], most) for method in methods}
 
 
 def complete(runner: ModelRunner, prompts: list[list[int]],

@@ -22,7 +22,7 @@ from actorium.actors.models.pooling_shape import read_pooling
 from actorium.actors.runtime.memory_limits import memory_limit
 from actorium.gpu.attention.capabilities import CARDS
 from actorium.gpu.families.adapted_modules import adapter_bytes
-from actorium.gpu.families.architectures import shape_from_config, with_draft_model
+from actorium.gpu.families.architectures import shape_from_config, with_drafter
 from actorium.gpu.families.fp8_config import otherwise_quantized, unquantized
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.plan import weight_bytes as weights
@@ -115,7 +115,7 @@ def make_report(config: Config, options: PlanOptions) -> PlanReport:
                               config.model.quantization_group, config.model.quantization_head,
                               config.model.language_model_only, config.model.model_impl,
                               read_pooling(where.parent, raw, config.model))
-    shape = with_draft_model(shape, config)
+    shape = with_drafter(shape, config)
     part, demand = as_served(shape.split(config.device.tensor_parallel_size), demand_of(config))
     on_cpu = config.device.device == "cpu" or (config.device.device == "auto" and options.memory is
                                                None and options.gpu_memory is None)

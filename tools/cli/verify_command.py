@@ -21,7 +21,7 @@ from actorium.tools.cli.command_line import Parsed, parse
 from actorium.tools.cli.engines import for_batches, own_engine
 from actorium.tools.cli.eval_model import EvalModelOptions, named_server, write_reports
 from actorium.tools.output import show_progress
-from actorium.tools.verify.conditions import VALUES, over_ranks
+from actorium.tools.verify.conditions import VALUES, methods_of, over_ranks
 from actorium.tools.verify.contradictions import CLOSE, EXACT, OFF, Strictness
 from actorium.tools.verify.engine_readers import PATIENCE
 from actorium.tools.verify.http_readers import ServerAsker, probed
@@ -120,7 +120,7 @@ async def _verify_own_engines(parsed: Parsed[VerifyCommandOptions], start: Start
     values, held = {axis: VALUES[axis] for axis in options.only_axes()}, ""
     if "ranks" in values:
         config, held = over_ranks(config, shape, parsed.written)
-    asker = OwnEngines(config, parsed.written, shape.mtp_layers > 0, start, tight, values,
+    asker = OwnEngines(config, parsed.written, methods_of(shape, config), start, tight, values,
                        options.patience, held,
                        partial(own_engine, watched=False) if start is own_engine else None)
     try:

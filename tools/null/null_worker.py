@@ -144,7 +144,9 @@ class NullWorker(Core):
                            slots=slots,
                            max_model_len=config.model.max_model_len or MAX_MODEL_LEN,
                            vocab_size=VOCAB, device="null", recurrent=checkpoints is not None,
-                           checkpoints=checkpoints or 0, drafts=drafts, rank=rank_of(context.role),
+                           checkpoints=checkpoints or 0, drafts=drafts,
+                           draft_methods=_methods(config) if drafts else {},
+                           rank=rank_of(context.role),
                            adapters=config.adapters.max_loras * config.adapters.enable_lora,
                            pooling=[*get_args(PoolingTask)],
                            **_tiers(config))
@@ -295,7 +297,10 @@ class NullWorker(Core):
             self._admit(admit)
         if self.memory is not None:
             self.memory.append(plan.page_appends)
-        window, self._drafts = 1 + self._drafts, plan.drafts
+        longest = max((len(own.tokens) // 4 for own in plan.forced), default=0)
+        window, self._drafts = 1 + max(self._drafts, longest), plan.drafts
+        for own in plan.forced:
+            self._masked[own.slot] = ints_of(own.tokens).tolist()
         extend, decode = ints_of(plan.extend).reshape(-1, 2), ints_of(plan.decode)
         self._check(plan, window)
         ended = [slot for slot, count in extend.tolist() if self._extend(slot, count)]
@@ -344,13 +349,15 @@ class NullWorker(Core):
             right &= dice < self._acceptance[draft] * SIDES
             reach += right
         if self._masked:
-            reach[np.isin(slots, list(self._masked))] = window
+            for row in np.flatnonzero(np.isin(slots, list(self._masked))):
+                reach[row] = 1 + min(window - 1, len(self._masked[int(slots[row])]))
         return reach
 
     def _draft_masked(self, rows: Ints) -> bytes:
         """Drafts for the sampled slots with masks; returns the result's part about it."""
         masked = [slot for slot in rows.tolist() if slot in self._masked] if self._masked else []
         if not masked or not self._drafts:
+            self._masked.update(dict.fromkeys(masked, []))
             return b""
         grid = np.zeros((len(masked), self._drafts), np.int32)
         for place in range(self._drafts):
@@ -506,6 +513,11 @@ def _speculation(config: Config, acceptance: tuple[float, ...]) -> tuple[int, tu
     if asked.auto and not acceptance:
         return 0, ()
     return asked.drafts, acceptance or ACCEPTANCE
+
+
+def _methods(config: Config) -> dict[str, int]:
+    """Returns what is said to make the drafts."""
+    return dict(parse_speculative(config.speculation.speculative).methods)
 
 
 def _tiers(config: Config) -> dict[str, Any]:

@@ -8,7 +8,7 @@ and every other point is held against it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -24,8 +24,8 @@ class Condition(Struct, frozen=True, kw_only=True):
 
     tokens_per_step: int = 0
     """Tokens a step may compute, so that prompts are cut into chunks; 0 = as the engine has it."""
-    drafts: int = 0
-    """Tokens that are drafted and verified in each step."""
+    drafts: str = "off"
+    """What makes drafts, and how many are verified in each step, as in `--speculative`."""
     ranks: int = 1
     """Tensor-parallel processes."""
     page_size: int = 0
@@ -74,7 +74,9 @@ SENDING_AXES = tuple(axis for axis in AXES if axis not in ENGINE_AXES)
 NEIGHBOURS = (1, 2, 4, 7, 15, 32, 63)
 """With the request itself, batches of 2, 3, 5, 8, 16, 33 and 64."""
 VALUES: Mapping[str, tuple[Any, ...]] = {
-    "tokens_per_step": (16, 37, 256), "drafts": (1, 2, 3, 4), "ranks": (2,), "page_size": (4, 64),
+    "tokens_per_step": (16, 37, 256),
+    "drafts": ("mtp:1", "mtp:2", "mtp:3", "mtp:4", "ngram:3", "suffix:6", "draft:3", "eagle3:3"),
+    "ranks": (2,), "page_size": (4, 64),
     "pool": ("tight",), "preempt_every": (3, 7), "threads": (1,), "overlap": (False,),
     "graphs": (False,), "neighbours": NEIGHBOURS, "order": ("middle", "last"),
     "cache": ("together", "warm", "shared", "evicted"), "choices": (2, 4), "logprobs": (False,),
@@ -103,6 +105,18 @@ def described(condition: Condition, plain: Condition = PLAIN) -> str:
     return ", ".join(f"{axis}={getattr(condition, axis)}" for axis in axes) or "plain"
 
 
+def methods_of(shape: ModelShape, config: Config) -> set[str]:
+    """What can make drafts: the model's own layer, its texts, and what `speculative_model` names,
+    of which an engine finds out when it starts."""
+    return ({"ngram", "suffix"} | ({"mtp"} if shape.mtp_layers else set())
+            | ({"draft", "eagle3"} if config.speculation.speculative_model else set()))
+
+
+def made_by(values: Sequence[str], methods: Collection[str]) -> tuple[str, ...]:
+    """Returns those values of `drafts` that these methods can make."""
+    return tuple(value for value in values if value.partition(":")[0] in methods)
+
+
 FLAGS = {"tokens_per_step": "max_num_batched_tokens", "drafts": "speculative",
          "ranks": "tensor_parallel_size", "page_size": "page_size", "pool": "max_total_tokens",
          "preempt_every": "force_preempt_every", "threads": "threads", "overlap": "overlap",
@@ -129,7 +143,7 @@ def varied(config: Config, condition: Condition, tight: int, http: bool = False)
         elif axis == "pool":
             memory = put(memory, max_total_tokens=tight)
         elif axis == "drafts":
-            speculation = put(speculation, speculative=f"mtp:{value},fixed")
+            speculation = put(speculation, speculative=f"{value},fixed")
     # Deaths are part of the run, and so is the way of each engine's own name.
     recovery = put(config.recovery, max_restarts=100_000)
     runtime = put(config.runtime, name=RuntimeConfig().name, crash_reports=False)

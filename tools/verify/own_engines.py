@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from actorium.tools.verify.conditions import (
     VALUES,
     Condition,
     engine_part,
+    made_by,
     plain_config,
     varied,
 )
@@ -80,13 +81,14 @@ class _Running:
 
 
 class OwnEngines:
-    def __init__(self, config: Config, written: Mapping[str, str], drafts: bool, start: Start,
-                 tight: int = 1024, values: Mapping[str, Sequence[Any]] = VALUES,
+    def __init__(self, config: Config, written: Mapping[str, str], methods: Collection[str],
+                 start: Start, tight: int = 1024, values: Mapping[str, Sequence[Any]] = VALUES,
                  patience: float = PATIENCE, ranks_held: str = "",
                  later: Start | None = None) -> None:
-        """written: settings that stay as they are. drafts: the model has a layer for them. start:
-        is called in threads. patience: seconds that a request may take. ranks_held: why their
-        number is, see `over_ranks`. later: starts the engines beside the plain one."""
+        """written: settings that stay as they are. methods: what can make drafts, see
+        `methods_of`. start: is called in threads. patience: seconds that a request may take.
+        ranks_held: why their number is, see `over_ranks`. later: starts the engines beside the
+        plain one."""
         self._config, self._tight = plain_config(config, written), tight
         self._start, self._later = start, later or start
         self._patience = patience
@@ -99,9 +101,9 @@ class OwnEngines:
         self.held: Mapping[str, str] = {"ranks": ranks_held} if (
             ranks_held and "ranks" in values) else {}
         self.values: Mapping[str, Sequence[Any]] = {
-            axis: several for axis, several in values.items()
+            axis: several for axis, every in values.items()
             if axis not in self.held and FLAGS.get(axis) not in written
-            and (axis != "drafts" or drafts)}
+            and (several := made_by(every, methods) if axis == "drafts" else every)}
         if "reading" in values:  # deltas come one by one to the client anyway
             self.values = {**self.values, "reading": ("cut", "http", "http-cut")}
         self._http = "reading" in self.values

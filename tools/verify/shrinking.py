@@ -149,10 +149,14 @@ def placed(trial: Trial, condition: Condition) -> tuple[Trial, Condition]:
 def _lower(trial: Trial, condition: Condition, axis: str) -> Iterator[tuple[Trial, Condition]]:
     """Lower numbers, if the axis has some, and ways to read that are parts of another."""
     value = getattr(condition, axis)
-    if axis in ("drafts", "choices"):
+    if axis == "choices":
         for less in VALUES[axis]:
             if less < value:
-                yield trial, msgspec.structs.replace(condition, **{axis: less})
+                yield trial, msgspec.structs.replace(condition, choices=less)
+    elif axis == "drafts":
+        method, _, most = value.partition(":")
+        for drafts in range(1, int(most)):
+            yield trial, msgspec.structs.replace(condition, drafts=f"{method}:{drafts}")
     elif value == "http-cut":
         for less in ("http", "cut"):
             yield trial, msgspec.structs.replace(condition, reading=less)

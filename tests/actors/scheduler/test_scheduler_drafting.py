@@ -8,13 +8,15 @@ from functools import partial
 
 import pytest
 
+from actorium.actors.scheduler.draft_measurements import AcceptanceRates
 from actorium.actors.scheduler.draft_policy import (
     GAIN,
     TRIAL,
-    AcceptanceRates,
+    DraftChoice,
     DraftPolicy,
     best,
     bucket,
+    choices_of,
     expected_tokens,
 )
 from actorium.actors.scheduler.request_state import VerifiedDrafts
@@ -43,7 +45,7 @@ class Engine:
 
     def __init__(self, most: int, acceptance: tuple[float, ...], cost: Cost, noise: float = 0.0,
                  seed: int = 1) -> None:
-        self.drafting = DraftPolicy(most)
+        self.drafting = DraftPolicy({"mtp": most})
         self.acceptance, self.cost, self.noise = acceptance, cost, noise
         self.dice = random.Random(seed)
         self.verify = 0
@@ -53,7 +55,7 @@ class Engine:
 
     def run(self, batch: int, steps: int) -> None:
         for _ in range(steps):
-            made = self.drafting.next(batch)
+            made = self.drafting.next(batch).drafts
             self.used.append(made)
             self.flight.append((self.verify, made))
             self.verify = made
@@ -71,9 +73,9 @@ class Engine:
         self.tokens += sum(count * rows for count, rows in enumerate(going))
         self.spent += time
         if verified:
-            self.drafting.verified(VerifiedDrafts(going, [0] * len(going)))
+            self.drafting.verified("mtp", VerifiedDrafts(going, [0] * len(going)))
         if verified == made:
-            self.drafting.timed(batch, made, max(int(time), 1))
+            self.drafting.timed(batch, DraftChoice("mtp" if made else "", made), max(int(time), 1))
 
     def settled(self, last: int) -> float:
         """The k that most of the last plans had."""
@@ -228,10 +230,117 @@ def test_times_that_grow_with_the_context_change_nothing() -> None:
 
 
 def test_fixed_stays_and_without_times_nothing_changes() -> None:
-    fixed = DraftPolicy(3, fixed=True)
+    fixed = DraftPolicy({"mtp": 3}, fixed=True)
     for _ in range(300):
-        assert fixed.next(64) == 3
-        fixed.timed(64, 3, 10**6)
-    assert fixed.next(0) == 0
-    untimed = DraftPolicy(2)
-    assert {untimed.next(8) for _ in range(500)} == {2}
+        assert fixed.next(64) == ("mtp", 3)
+        fixed.timed(64, DraftChoice("mtp", 3), 10**6)
+    assert fixed.next(0) == ("", 0)
+    untimed = DraftPolicy({"mtp": 2})
+    assert {untimed.next(8) for _ in range(500)} == {("mtp", 2)}
+
+
+# --- several methods -----------------------------------------------------------------------------
+
+class SeveralMethods:
+    """Steps of one batch size with several methods: making drafts costs time in the step that makes
+    them, verifying them in the next one."""
+
+    def __init__(self, methods: dict[str, int], acceptance: dict[str, float],
+                 making: dict[str, float], row: float = 100.0, noise: float = 0.05) -> None:
+        """acceptance: of each position; making: microseconds of one draft; row: of a row that is
+        verified, of 1,000 for the first."""
+        self.drafting = DraftPolicy(methods)
+        self.acceptance, self.making, self.row, self.noise = acceptance, making, row, noise
+        self.dice = random.Random(5)
+        self.before = DraftChoice()
+        self.used: list[DraftChoice] = []
+        self.tokens = self.spent = 0.0
+
+    def time(self, verified: DraftChoice, made: DraftChoice) -> float:
+        return (1000 + self.row * verified.drafts
+                + self.making.get(made.method, 0.0) * made.drafts)
+
+    def rate(self, choice: DraftChoice) -> float:
+        right = self.acceptance.get(choice.method, 0.0)
+        return expected_tokens([right] * choice.drafts)[-1] / self.time(choice, choice)
+
+    def best(self) -> DraftChoice:
+        return max(self.drafting.choices, key=self.rate)
+
+    def run(self, steps: int, batch: int = 8) -> float:
+        """The tokens of a microsecond and sequence."""
+        tokens, spent = self.tokens, self.spent
+        for _ in range(steps):
+            made, verified = self.drafting.next(batch), self.before
+            self.used.append(made)
+            self.before = made
+            going = [0] * (verified.drafts + 2)
+            for _ in range(batch):
+                right = 0
+                while (right < verified.drafts
+                       and self.dice.random() < self.acceptance[verified.method]):
+                    right += 1
+                going[1 + right] += 1
+            time = self.time(verified, made) * self.dice.gauss(1, self.noise)
+            self.tokens += sum(count * rows for count, rows in enumerate(going)) / batch
+            self.spent += time
+            if verified.drafts:
+                self.drafting.verified(verified.method,
+                                       VerifiedDrafts(going, [0] * len(going)))
+            if verified == made:
+                self.drafting.timed(batch, made, int(time))
+        return (self.tokens - tokens) / (self.spent - spent)
+
+
+def test_choices_are_every_small_number_of_each_method_and_none_once() -> None:
+    found = choices_of({"mtp": 2, "suffix": 10})
+    assert found == [("", 0), ("mtp", 1), ("mtp", 2), *(("suffix", k) for k in
+                                                        (1, 2, 3, 4, 6, 8, 10))]
+
+
+@pytest.mark.parametrize(("acceptance", "row", "wanted"), [
+    ({"mtp": 0.7, "suffix": 0.95}, 30.0, "suffix"), ({"mtp": 0.7, "suffix": 0.2}, 30.0, "mtp"),
+    ({"mtp": 0.7, "suffix": 0.75}, 600.0, "suffix"), ({"mtp": 0.5, "suffix": 0.4}, 900.0, "")])
+def test_the_method_that_pays_is_found(acceptance: dict[str, float], row: float,
+                                       wanted: str) -> None:
+    """Also where the first one is cheap to verify, but dear to make, or nothing pays at all."""
+    engine = SeveralMethods({"mtp": 2, "suffix": 8}, acceptance, {"mtp": 60.0, "suffix": 1.0}, row)
+    assert engine.best().method == wanted
+    engine.run(1500)
+    assert engine.run(1500) > 0.95 * engine.rate(engine.best())
+    recent = [choice.method for choice in engine.used[-1000:]]
+    assert recent.count(wanted) > 850
+
+
+def test_a_method_that_becomes_good_is_taken_up_and_left_again() -> None:
+    engine = SeveralMethods({"mtp": 2, "suffix": 8}, {"mtp": 0.7, "suffix": 0.1},
+                            {"mtp": 60.0, "suffix": 1.0}, 30.0)
+    engine.run(1500)
+    for right, method in ((0.95, "suffix"), (0.1, "mtp"), (0.95, "suffix")):
+        engine.acceptance["suffix"] = right
+        engine.run(3000)
+        recent = [choice.method for choice in engine.used[-500:]]
+        assert recent.count(method) > 400
+
+
+def test_trials_of_many_choices_cost_little() -> None:
+    """Sixteen choices share one allowance."""
+    engine = SeveralMethods({"mtp": 4, "draft": 4, "suffix": 16},
+                            {"mtp": 0.7, "draft": 0.8, "suffix": 0.3},
+                            {"mtp": 60.0, "draft": 200.0, "suffix": 1.0}, 30.0)
+    engine.run(1000)
+    assert engine.run(8000) > 0.97 * engine.rate(engine.best())
+    assert engine.drafting.trials > len(engine.drafting.choices)
+
+
+def test_acceptances_of_one_method_say_nothing_of_another() -> None:
+    drafting = DraftPolicy({"mtp": 2, "suffix": 2})
+    drafting.verified("suffix", VerifiedDrafts([0, 0, 0, 900], [0, 0, 0, 0]))
+    drafting.verified("mtp", VerifiedDrafts([0, 900, 0, 0], [0, 0, 0, 0]))
+    gauges = drafting.gauges()
+    assert gauges["spec_decode_by_suffix_acceptance_pos_0"] > 0.98
+    assert gauges["spec_decode_by_mtp_acceptance_pos_0"] < 0.02
+    assert gauges["spec_decode_num_accepted_tokens"] == 1800
+    assert gauges["spec_decode_by_suffix_num_accepted_tokens"] == 1800
+    assert gauges["spec_decode_by_mtp_num_accepted_tokens"] == 0
+    assert gauges["spec_decode_num_draft_tokens"] == 3600

@@ -28,7 +28,7 @@ class Wandering(DraftPolicy):
     dice = random.Random(3)
 
     def _choose(self, at: int) -> int:
-        return self.dice.randint(0, self.max_drafts)
+        return self.dice.randrange(len(self.choices))
 
 
 @pytest.fixture

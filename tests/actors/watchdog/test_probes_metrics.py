@@ -124,13 +124,16 @@ def test_gauges_become_the_metrics_of_vllm() -> None:
     made = facts({"running": 3.0, "waiting": 4.0, "tokens": 50.0, "finished_length": 7.0,
                   "free_pages": 10.0, "used_pages": 30.0, "held_pages": 20.0,
                   "spec_decode_num_accepted_tokens_pos_0": 8.0,
-                  "spec_decode_num_accepted_tokens_pos_1": 6.0})
+                  "spec_decode_num_accepted_tokens_pos_1": 6.0,
+                  "spec_decode_by_mtp_num_accepted_tokens": 9.0,
+                  "spec_decode_by_suffix_num_accepted_tokens": 5.0})
     assert value(made, "vllm:num_requests_running") == 3
     assert value(made, "vllm:generation_tokens_total") == 50
     assert value(made, "vllm:request_success_total", finished_reason="length") == 7
     assert value(made, "vllm:request_success_total", finished_reason="stop") == 0
     assert value(made, "vllm:kv_cache_usage_perc") == 0.5
     assert value(made, "vllm:spec_decode_num_accepted_tokens_per_pos_total", position="1") == 6
+    assert value(made, "actorium:spec_decode_num_accepted_tokens_total", method="suffix") == 5
     text = metrics_text(made)[0].decode()
     labels = {s.name: s.labels for f in text_string_to_metric_families(text) for s in f.samples}
     assert labels["vllm:num_requests_running"] == {"model_name": "model", "engine": "0"}
@@ -422,7 +425,9 @@ def test_every_row_is_of_a_gauge_that_is_reported() -> None:
 
 def test_the_dashboard_names_only_metrics_that_are_exported() -> None:
     dashboard = json.loads(DASHBOARD.read_text())
-    gauges = {"spec_decode_num_accepted_tokens_pos_0": 1.0, "rejected_queue_full": 1.0}
+    gauges = {"spec_decode_num_accepted_tokens_pos_0": 1.0, "rejected_queue_full": 1.0,
+              "spec_decode_by_mtp_num_accepted_tokens": 1.0,
+              "spec_decode_by_mtp_num_draft_tokens": 2.0, "spec_decode_by_mtp_num_drafts": 1.0}
     nodes = {role: starting(role, 9, 1, 100.0) for role in (NODES_ROLE, RAY_ROLE, MANAGER_ROLE)}
     exported = {name for name, _ in values(facts(actors=actors(**gauges) | nodes, config=CLUSTER))}
     asked = {name for expression in expressions(dashboard)

@@ -40,6 +40,7 @@ from actorium.actors.config.tree import (
 from actorium.actors.config.validation import validate
 from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.params import ResolvedParams
+from actorium.actors.scheduler.draft_policy import DraftChoice
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.plan.graph_memory import batch_sizes, graph_shapes
 from actorium.gpu.step.runner import ModelRunner
@@ -143,7 +144,8 @@ def test_windows_that_change_from_step_to_step(make: Callable[[str], Any]) -> No
                              force=(0.8, 0.6))
         graphs = with_graphs(runner, [2, 5], (1, 2, 3)) if captured else None
         ring = Ring(runner, budget=40, speculative="mtp:2,fixed")
-        ring.core._planner.drafting.next = lambda batch, rng=rng: rng.choice([0, 0, 1, 1, 2, 2, 2])
+        ring.core._planner.drafting.next = lambda batch, rng=rng: DraftChoice(
+            "", rng.choice([0, 0, 1, 1, 2, 2, 2]))
         for i in range(12):
             ring.submit(PROMPTS[i % len(PROMPTS)], KINDS["drawn"][i % 2], i + 1)
         runs.append(told(ring.run()))

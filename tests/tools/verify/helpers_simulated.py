@@ -127,7 +127,8 @@ class SimulatedEngine:
     def _decode(self, case: VerifyCase, condition: Condition, state: int, seed: int) -> list[int]:
         """Windows of drafts: as many of a window are accepted as its state says."""
         tokens: list[int] = []
-        has, k, mask = self._has, condition.drafts, case.allowed
+        has, mask = self._has, case.allowed
+        k = 0 if condition.drafts == "off" else int(condition.drafts.partition(":")[2])
         every = condition.preempt_every
         steps = 0
         while len(tokens) < case.max_tokens:

@@ -6,11 +6,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from itertools import combinations
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from helpers_simulated import FAULTS, VOCAB, SimulatedEngine, mixed
 
+from actorium.actors.config.parsed_values import parse_speculative
+from actorium.actors.config.tree import Config, SpeculationConfig
 from actorium.actors.errors import EngineFailed
 from actorium.tools.verify.conditions import (
     AXES,
@@ -21,6 +24,9 @@ from actorium.tools.verify.conditions import (
     described,
     differing,
     engine_part,
+    made_by,
+    methods_of,
+    varied,
 )
 from actorium.tools.verify.contradictions import CaseAnswer, NoAnswer, Strictness, difference
 from actorium.tools.verify.shrinking import shrunk
@@ -76,7 +82,7 @@ def test_a_planted_fault_is_found_and_shrunk_to_its_cause(fault: str) -> None:
     elif "neighbours" in FAULTS[fault]:
         assert own.condition.neighbours == 1
     if fault.startswith("drafts behind"):
-        assert own.condition.drafts == 2
+        assert own.condition.drafts == "mtp:2"
     result = {"model": "m", **verify_result(tally)}
     assert described(own.condition) in verify_table(result)
     assert "<svg" in verify_page(result)
@@ -197,7 +203,7 @@ def test_runs_are_bounded() -> None:
         return difference([CaseAnswer(tokens=(1,))], [CaseAnswer(tokens=(2,))], False,
                           Strictness())
 
-    condition = msgspec.structs.replace(PLAIN, ranks=2, drafts=4, neighbours=32)
+    condition = msgspec.structs.replace(PLAIN, ranks=2, drafts="mtp:4", neighbours=32)
     trial = Trial(CASES[0], tuple(CASES[1:17]), tuple(CASES[17:33]))
     own = asyncio.run(shrunk(trial, condition, seen, max_runs=7))  # type: ignore[arg-type]
     assert asked == own.runs == 7 and own.difference is not None
@@ -251,12 +257,24 @@ def test_differences_by_hand() -> None:
 def test_the_same_seed_draws_the_same() -> None:
     values = {axis: several for axis, several in VALUES.items() if axis != "drafts"}
     assert drawn_engines(3, 6, values) == drawn_engines(3, 6, values)
-    assert all(engine.drafts == 0 for engine in drawn_engines(3, 6, values))
+    assert all(engine.drafts == "off" for engine in drawn_engines(3, 6, values))
     first, again = (rounds_of(5, PLAIN, CASES, VALUES, Visits()) for _ in range(2))
     for _ in range(20):
         own = next(first)
         assert own == next(again) and len(own.cases) == own.condition.neighbours + 1
         assert set(differing(own.condition)).isdisjoint(ENGINE_AXES)
+
+
+def test_drafts_are_made_by_what_the_engine_has() -> None:
+    """Without a layer for them there are those of texts, and of a second model that is named."""
+    plain, named = Config(), Config(speculation=SpeculationConfig(speculative_model="heads"))
+    layer, none = (SimpleNamespace(mtp_layers=layers) for layers in (1, 0))
+    every = VALUES["drafts"]
+    assert set(made_by(every, methods_of(none, plain))) == {"ngram:3", "suffix:6"}  # type: ignore[arg-type]
+    assert set(made_by(every, methods_of(layer, named))) == set(every)  # type: ignore[arg-type]
+    config = varied(plain, Condition(drafts="suffix:6"), 1024)
+    assert config.speculation.speculative == "suffix:6,fixed"
+    assert parse_speculative(config.speculation.speculative).methods == {"suffix": 6}
 
 
 def test_whose_texts_are_known_is_asked_for_texts() -> None:

@@ -111,7 +111,7 @@ def test_an_engine_is_asked_while_another_starts() -> None:
         started.remove(threads)
 
     async def work() -> None:
-        asker = OwnEngines(Config(), {}, False, start, values={"threads": (1, 2, 3, 4)})
+        asker = OwnEngines(Config(), {}, (), start, values={"threads": (1, 2, 3, 4)})
         for condition in (PLAIN, Condition(threads=1)):
             assert await asker.ask((), condition) == []
         starting = asyncio.ensure_future(asker.ask((), Condition(threads=2)))
@@ -169,7 +169,7 @@ def test_who_owes_an_answer_or_died_often_is_started_anew(tmp_path: Path) -> Non
         yield Fake()
 
     async def work() -> None:
-        asker = OwnEngines(Config(), {}, False, start, values={"threads": (1, 2, 3, 4)})
+        asker = OwnEngines(Config(), {}, (), start, values={"threads": (1, 2, 3, 4)})
         first = await asker._for(PLAIN)
         other = await asker._for(Condition(threads=1))
         assert await asker._for(PLAIN) is first and await asker._for(Condition(threads=1)) is other

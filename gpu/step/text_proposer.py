@@ -1,0 +1,83 @@
+"""Proposes drafts that need no weights: what followed on a sequence's last tokens in its own text.
+
+The text is `SlotTables.history`: the whole prompt from its admission on, also where its pages were
+in the prefix cache or it was preempted, and what was sampled since.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from actorium.actors.config.parsed_values import TEXT_METHODS, parse_speculative
+from actorium.actors.config.tree import SpeculationConfig
+from actorium.gpu.step.input_batch import InputBatch
+from actorium.gpu.step.pools import KVPagePool
+from actorium.gpu.step.speculation import Proposer
+from actorium.gpu.step.staging import Array, HostArrays
+from actorium.gpu.step.tables import I32, SlotTables
+from actorium.kernels.cpu.text_drafts_cpu import text_drafts
+from actorium.kernels.reference.text_drafts import TextGuesses, TextRules
+
+CHANCE = 0.35
+"""With which a draft, and all before it, must be right to be made: about what verifying one more
+row costs of a step, with what comes with it."""
+SUFFIX_SHORTEST = 2
+"""Tokens of a match: those of one alone are right too rarely."""
+
+
+class TextProposer:
+    """Makes drafts of each sequence's own text, on a CPU, where the host knows it in time."""
+
+    pool: KVPagePool | None = None
+    captured = False
+
+    def __init__(self, tables: SlotTables, rules: TextRules) -> None:
+        assert tables.history is not None
+        self._tables, self._rules, self._history = tables, rules, tables.history
+        self._guesses = TextGuesses(tables.slots, rules.most)
+        self._serials = np.full(tables.slots, -1)
+        """Of the sequences that the guesses are of."""
+
+    def needs_hidden(self, step: InputBatch, drafts: int) -> bool:
+        """It does not; see `Proposer`."""
+        return False
+
+    def propose(self, step: InputBatch, drafts: int, sampled: Array, counts: Array,
+                hidden: Tensor | None) -> None:
+        """Takes the step's tokens in, and makes at most `drafts` of each sequence; how many those
+        are is in `DraftTables.made`."""
+        if sampled is None:
+            return
+        t, slots = self._tables, step.slots
+        # Rows behind the last accepted one write past the end of the text, which lies over them.
+        self._history[step.row_slots_d, step.positions] = sampled
+        if not drafts:
+            return
+        serials = t.drafts.serials(slots)
+        self._guesses.forget(slots[serials != self._serials[slots]])
+        self._serials[slots] = serials
+        text_drafts(self._history, t.seq_len, slots, t.drafts.tokens, t.drafts.made, drafts,
+                    self._guesses, self._rules)
+
+    def release(self, slots: I32) -> None:
+        """Guesses are told apart by their sequences."""
+
+
+def text_proposers(config: SpeculationConfig, tables: SlotTables) -> dict[str, Proposer]:
+    """The proposers by text that are asked for, by method."""
+    asked = parse_speculative(config.speculative)
+    if tables.history is None or not isinstance(tables.arrays, HostArrays):
+        return {}
+    return {method: TextProposer(tables, rules_of(config, method, most, asked.fixed))
+            for method, most in asked.methods.items() if method in TEXT_METHODS}
+
+
+def rules_of(config: SpeculationConfig, method: str, most: int, fixed: bool) -> TextRules:
+    """How a method makes drafts; fixed: `most` wherever there is a match."""
+    chance = 0.0 if fixed else CHANCE
+    if method == "ngram":
+        return TextRules(config.prompt_lookup_min, config.prompt_lookup_max, most, chance=chance)
+    return TextRules(SUFFIX_SHORTEST, config.suffix_decoding_max_tree_depth, most, True,
+                     config.suffix_decoding_max_spec_factor,
+                     config.suffix_decoding_min_token_prob, chance)

@@ -1,0 +1,146 @@
+/* Drafts from the text itself (kernels/reference/text_drafts.py, which says what is done). */
+#include "common.h"
+
+enum { BINS = 16, PLACES = 32 };
+
+typedef struct {
+    int32_t shortest, longest, most, votes;
+    double per_match, share, chance;
+} Rules;
+
+typedef struct {
+    int32_t *matched, *at, *count, *tokens; /* the guesses of each slot; tokens: [slots, most] */
+    int32_t *hits, *tests;                  /* [slots + 1, BINS]; the last row: of all slots */
+} Guesses;
+
+static void learn(int32_t *hits, int32_t *tests, int hit, int32_t limit) {
+    *tests += 1;
+    *hits += hit;
+    if (*tests >= limit) {
+        *tests /= 2;
+        *hits /= 2;
+    }
+}
+
+/* Compares a slot's guesses with what came. */
+static void settle(const Rules *r, const Guesses *g, int64_t slots, int64_t slot,
+                   const int32_t *text, int32_t len) {
+    const int32_t *guess = g->tokens + slot * r->most, at = g->at[slot];
+    for (int i = 0; i < g->count[slot] && at + i < len; i++) {
+        int bin = g->matched[slot] + i;
+        bin = (bin < BINS ? bin : BINS) - 1;
+        const int hit = text[at + i] == guess[i];
+        learn(g->hits + slot * BINS + bin, g->tests + slot * BINS + bin, hit, 32);
+        learn(g->hits + slots * BINS + bin, g->tests + slots * BINS + bin, hit, 1024);
+        if (!hit) break;
+    }
+    g->count[slot] = 0;
+}
+
+static double chance_of(const Guesses *g, int64_t slots, int64_t slot, int bin) {
+    const double prior = (bin + 2.0) / (bin + 4.0);
+    const double all = (g->hits[slots * BINS + bin] + 8 * prior)
+                       / (g->tests[slots * BINS + bin] + 8.0);
+    return (g->hits[slot * BINS + bin] + 4 * all) / (g->tests[slot * BINS + bin] + 4.0);
+}
+
+/* Bit i: the text has its last token at place begin + i, of `count`, and before it the last but one
+ * where that must match as well. */
+INLINE uint32_t ends_at(const int32_t *text, int32_t len, int32_t begin, int count, int pairs) {
+    const int32_t last = text[len - 1], before = pairs ? text[len - 2] : 0;
+    uint32_t bits = 0;
+    if (pairs)
+        for (int i = 0; i < count; i++)
+            bits |= (uint32_t)((text[begin + i] == last) & (text[begin + i - 1] == before)) << i;
+    else
+        for (int i = 0; i < count; i++) bits |= (uint32_t)(text[begin + i] == last) << i;
+    return bits;
+}
+
+/* Where the text's last tokens occurred before, the latest first: `places` of the token behind each
+ * longest match, of which there are *found. Returns how long they are, 0 if shorter than allowed. */
+static int32_t matches(const Rules *r, const int32_t *text, int32_t len, int32_t *places,
+                       int *found) {
+    const int pairs = r->shortest > 1, limit = r->votes ? PLACES : 1;
+    int32_t best = 0;
+    *found = 0;
+    for (int32_t end = len - 1; end > pairs; end -= 32) { /* 32 places at once */
+        const int32_t begin = end - 32 > pairs ? end - 32 : pairs;
+        uint32_t bits = end - begin == 32 ? ends_at(text, len, begin, 32, pairs)
+                                          : ends_at(text, len, begin, end - begin, pairs);
+        while (bits) {
+            const int top = 31 - __builtin_clz(bits);
+            const int32_t p = begin + top;
+            int32_t m = 1 + pairs;
+            bits ^= 1u << top;
+            while (m < r->longest && m <= p && text[p - m] == text[len - 1 - m]) m++;
+            if (m > best) *found = 0;
+            if (m < best || m < r->shortest || *found >= limit) continue;
+            best = m;
+            places[(*found)++] = p + 1;
+            if (m == r->longest && *found == limit) return best;
+        }
+    }
+    return best;
+}
+
+/* Writes what follows on the places, as most of them have it, to `out`. Returns how many tokens. */
+static int follow(const Rules *r, const int32_t *text, int32_t len, int32_t matched,
+                  int32_t *places, int found, int32_t *out) {
+    double share = 1;
+    int n = 0;
+    while (n < r->most && n < r->per_match * matched) {
+        int most = 0;
+        int32_t token = 0;
+        for (int i = 0; i < found && 2 * most <= found; i++) {
+            const int32_t own = places[i] + n < len ? text[places[i] + n] : out[places[i] + n - len];
+            int votes = 0;
+            for (int j = 0; j < found; j++)
+                votes += own == (places[j] + n < len ? text[places[j] + n]
+                                                     : out[places[j] + n - len]);
+            if (votes > most) most = votes, token = own;
+        }
+        share = share * most / found;
+        if (share < r->share) break;
+        int kept = 0;
+        for (int i = 0; i < found; i++)
+            if (token == (places[i] + n < len ? text[places[i] + n] : out[places[i] + n - len]))
+                places[kept++] = places[i];
+        found = kept;
+        out[n++] = token;
+    }
+    return n;
+}
+
+/* text: i32[slots, width]; lens: i32[slots]; rows: i32[n], slots; drafts: i64[slots, stride]; made:
+ * i32[slots]; the rest: fields of TextRules and TextGuesses. */
+void text_drafts(const int32_t *text, int64_t width, int64_t slots, const int32_t *lens,
+                 const int32_t *rows, int64_t n, int64_t *drafts, int64_t stride, int32_t *made,
+                 int32_t wanted, int32_t *matched, int32_t *at, int32_t *count, int32_t *tokens,
+                 int32_t *hits, int32_t *tests, int shortest, int longest, int most, int votes,
+                 double per_match, double share, double chance, int threads) {
+    const Rules r = {shortest, longest, most, votes, per_match, share, chance};
+    const Guesses g = {matched, at, count, tokens, hits, tests};
+    for (int64_t i = 0; i < n; i++)
+        settle(&r, &g, slots, rows[i], text + rows[i] * width, lens[rows[i]]);
+#pragma omp parallel for schedule(dynamic, 4) num_threads(threads) if (n >= 16)
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t slot = rows[i];
+        const int32_t *own = text + slot * width, len = lens[slot];
+        int32_t places[PLACES], *guess = tokens + slot * most;
+        int found, k = 0;
+        made[slot] = 0;
+        const int32_t m = matches(&r, own, len, places, &found);
+        if (!m) continue;
+        at[slot] = len, matched[slot] = m;
+        count[slot] = follow(&r, own, len, m, places, found, guess);
+        double right = 1;
+        for (; k < count[slot] && k < wanted; k++) {
+            const int bin = m + k;
+            right *= chance_of(&g, slots, slot, (bin < BINS ? bin : BINS) - 1);
+            if (right < chance) break;
+            drafts[slot * stride + k] = guess[k];
+        }
+        made[slot] = k;
+    }
+}
