@@ -205,7 +205,8 @@ class SpeculationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     smaller model, see speculative_model) | ngram (what followed the last tokens before) | suffix
     (the same, by vote of all the longest matches)."""
     speculative_model: str = ""
-    """Directory of the smaller model of the method draft, or of the head of eagle3."""
+    """The smaller model of the method draft: a directory, a .gguf file or a name, as `model`; or
+    the directory of the head of eagle3. With speculative auto it is the method."""
     prompt_lookup_max: int = 5
     """ngram: the most last tokens that are looked for in the sequence so far."""
     prompt_lookup_min: int = 2

@@ -82,13 +82,24 @@ def validate(config: Config) -> Config:
             value = getattr(getattr(config, section), field)
             got = "" if (section, field) in SECRETS else f", got {value!r}"
             raise BadConfig(f"{field}: {want}{got}", where)
-    parse_speculative(config.speculation.speculative)
+    _check_speculation(config.speculation)
     parse_passes(config.device.passes)
     asked_backends(config.device)
     parse_acceptance(config.speculation.force_acceptance)
     batch_setting(config.device)
     token_setting(config.device)
     return config
+
+
+def _check_speculation(own: SpeculationConfig) -> None:
+    asked = parse_speculative(own.speculative)
+    by_model = [name for name in ("draft", "eagle3") if name in asked.methods]
+    if by_model and not own.speculative_model:
+        raise BadConfig(f"speculative: {by_model[0]} needs a model that drafts: name it by "
+                        "speculative_model", "speculation.speculative")
+    if own.speculative_model and asked.methods and not (by_model or asked.auto):
+        raise BadConfig(f"speculative_model: it drafts by draft or eagle3, and speculative is "
+                        f"{own.speculative!r}", "speculation.speculative_model")
 
 
 def _model_rules(m: ModelConfig) -> list[Rule]:

@@ -27,38 +27,53 @@ from actorium.actors.models.model_names import (
     parse_name,
     wheel_model_file,
 )
+from actorium.actors.models.speculative_model import PARAM, with_speculative_model
 from actorium.actors.runtime.console import print_notice
 
 
 def with_model_path(config: Config, weights: bool = True) -> Config:
-    """The configuration with a path for a model that was named, which is fetched if it is not here.
-    Clients see the name as it was given, unless `served_model_name` says otherwise. weights: False
-    = config.json will do.
+    """The configuration with a path for a model that was named, which is fetched if it is not here,
+    and with what `speculative_model` means. Clients see the name as it was given, unless
+    `served_model_name` says otherwise. weights: False = config.json will do.
 
     Raises `BadModel` and `BadConfig` with one line.
     """
-    own = config.model
-    name = named(config)
-    if name is None:
-        return config
-    text = config.runtime.log_format == "text"
-    path = obtain(name, Path(own.download_dir).expanduser() if own.download_dir else hub_cache(),
+    own, drafts, replace = config.model, config.speculation, msgspec.structs.replace
+    if (name := named(config)) is not None:
+        config = replace(config, model=replace(
+            own, model=str(_obtained(name, config, weights)),
+            served_model_name=own.served_model_name or (own.model,)))
+    if (name := _name_of(drafts.speculative_model)) is not None:
+        try:
+            path = _obtained(name, config, weights)
+        except BadModel as error:
+            raise BadModel(f"speculative_{error.message}", PARAM) from None
+        config = replace(config, speculation=replace(drafts, speculative_model=str(path)))
+    return with_speculative_model(config, weights)
+
+
+def _obtained(name: ModelName, config: Config, weights: bool) -> Path:
+    """See `obtain`, of an engine with this configuration."""
+    own, text = config.model, config.runtime.log_format == "text"
+    return obtain(name, Path(own.download_dir).expanduser() if own.download_dir else hub_cache(),
                   weights=weights and own.load_format != "dummy",
                   tokenizer=weights and not own.skip_tokenizer,
                   say=lambda line: print_notice(line, config.runtime),
                   terminal=text and sys.stderr.isatty())
-    return msgspec.structs.replace(config, model=msgspec.structs.replace(
-        own, model=str(path), served_model_name=own.served_model_name or (own.model,)))
+
+
+def _name_of(model: str) -> ModelName | None:
+    """The name that it is; None of a path, whether or not there is anything."""
+    return None if not model or Path(model).expanduser().exists() else parse_name(model)
 
 
 def named(config: Config) -> ModelName | None:
     """The name that `model` is, with `revision`; None if it is a path, whether or not there is
     anything, or nobody reads the model. Raises `BadConfig` for two revisions."""
     own = config.model
-    if not own.model or Path(own.model).expanduser().exists() or (
-            config.device.null_worker and own.skip_tokenizer):
+    if config.device.null_worker and own.skip_tokenizer:
         return None
-    name = parse_name(own.model)
+    name = _name_of(own.model)
     if name is None or own.revision is None:
         return name
     if name.revision not in ("", own.revision):

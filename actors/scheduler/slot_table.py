@@ -52,8 +52,9 @@ class SlotTable:
         self.max_window = window
         self.window = window
         """The most tokens that a decode of the next plan emits: set from plan to plan."""
-        self.ahead = max(window - 2, 0)
-        """Positions past the last token at which drafts are made: the first comes from before."""
+        self.ahead = window - 1
+        """Positions past those written at which drafts are made: a draft model reads the last token
+        and all drafts but the last."""
         self.attention_windows = attention_windows
         self.sid = np.zeros(slots, np.int64)
         self.end = np.zeros(slots, np.int32)

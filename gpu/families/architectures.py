@@ -47,6 +47,13 @@ from actorium.gpu.families.dense_config import (
     seed_oss,
     smollm3,
 )
+from actorium.gpu.families.draft_shape import (
+    FLAG,
+    PARAM,
+    check_draft_model,
+    draft_model_config,
+)
+from actorium.gpu.families.eagle_config import read_eagle
 from actorium.gpu.families.encoder_config import READERS, bidirectional
 from actorium.gpu.families.fp8_config import served_fp8
 from actorium.gpu.families.gemma_config import gemma3n, gemma4, gemma_layer
@@ -310,7 +317,23 @@ def read_shape(path: Path, config: Config) -> ModelShape:
     if shape.chunked and (chunk := max(shape.windows)) % page:
         raise BadConfig(f"page_size: must divide the chunks of {chunk} tokens to which the model "
                         f"attends, got {page}", "memory.page_size")
-    return shape
+    return with_drafter(shape, config)
+
+
+def with_drafter(shape: ModelShape, config: Config) -> ModelShape:
+    """The shape with that of the EAGLE-3 head or of the smaller model that is to draft for it, if
+    one is asked for. Raises `BadModel` and `BadConfig`."""
+    shape = replace(shape, eagle=read_eagle(shape, config))
+    own = draft_model_config(config, shape.max_model_len)
+    if own is None:
+        return shape
+    path = Path(own.model.model)
+    try:
+        draft = read_shape(path, own)
+    except BadModel as error:
+        raise BadModel(f"{FLAG}: {error.message.removeprefix('model: ')}", PARAM) from None
+    check_draft_model(path, draft, shape)
+    return replace(shape, draft=draft)
 
 
 @cache

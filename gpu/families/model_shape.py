@@ -187,8 +187,12 @@ class ModelShape:
     """What chooses the tokens that queries attend to; None: they attend to all before them."""
     altup: AltUpShape | None = None
     """None: hidden states are one stream."""
+    draft: ModelShape | None = None
+    """Of a smaller model that drafts for it; None: there is none."""
     mtp_layers: int = 0
     """1 where a layer of the checkpoint, beside all others, predicts further tokens (MTP)."""
+    eagle: EagleShape | None = None
+    """Of the EAGLE-3 head that drafts for the model; None: there is none."""
     fp8: Fp8Shape | None = None
     """Which weights are in FP8 in memory; None: none."""
     grouped: GroupedShape | None = None
@@ -395,6 +399,7 @@ class ModelShape:
             plain = (2 - self.tied) * self.vocab_size * self.hidden
             numbers = plain + -(-max(0, self.by_transformers - plain) // tp)
             return replace(self, tp=tp, by_transformers=min(numbers, self.by_transformers),
+                           draft=self.draft and self.draft.split(tp),
                            heads=part(self.heads, tp, "attention heads"),
                            kv_heads=part(self.kv_heads, tp, "key heads of transformers' classes"))
         experts = self.experts
@@ -410,4 +415,22 @@ class ModelShape:
             kv_heads=shared(self.kv_heads, tp, "kv heads"),
             heads=part(self.heads, tp, "attention heads"), experts=experts,
             intermediate=-(-self.intermediate // tp), vocab_size=-(-self.vocab_size // tp),
-            recurrence=self.recurrence.split(tp) if self.recurrence else None)
+            recurrence=self.recurrence.split(tp) if self.recurrence else None,
+            draft=self.draft and self.draft.split(tp))
+
+
+@dataclass(frozen=True, slots=True)
+class EagleShape:
+    """An EAGLE-3 head (arXiv 2503.01840): a decoder layer in a checkpoint of its own, which drafts
+    from hidden states of several of a model's layers."""
+
+    layer: ModelShape
+    """A model of this layer alone, whose vocabulary is that of the drafts."""
+    taps: tuple[int, ...]
+    """The model's layers whose inputs the head takes side by side."""
+    width: int
+    """Of each of these."""
+    norm_first: bool = False
+    """The residual begins behind the norm of the hidden state, not before it."""
+    own_embedding: int = 0
+    """Rows of an embedding of its own; 0: it has the model's."""

@@ -135,6 +135,12 @@ class GraphReplay:
             counts[:len(emitted.counts)] = emitted.counts
             self._draft()
 
+    def emitted(self, step: InputBatch) -> tuple[Array, Array]:
+        """(rows, counts) of `SamplerOutput`, of the step's own rows; until the next replay."""
+        shape = self._tier.shape
+        return (self._statics.tokens(shape)[:len(step.row_slots)],
+                self._statics.counts(shape)[:len(step.slots)])
+
     def _draft(self) -> None:
         if self._drafts:
             assert self._tier.drafts is not None
@@ -249,4 +255,9 @@ def why_eager(model: Any, device: torch.device) -> EagerReasons:
         return EagerReasons(*["they are CUDA's"] * 2)
     if model.no_graphs:
         return EagerReasons(*[model.no_graphs] * 2)
-    return plan.why_eager(model.waits, model.attention.decode.graphs and model.shape.index is None)
+    why = plan.why_eager(model.waits, model.attention.decode.graphs and model.shape.index is None)
+    if model.shape.eagle is None or why.segments:
+        return why
+    return why._replace(segments="an EAGLE-3 head takes hidden states between layers",
+                        decodes=why.decodes or "drafts are made by an MTP layer and a head" * (
+                            model.drafter is not None))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -99,6 +100,16 @@ def _bits(tensor: Tensor) -> NDArray[np.int16]:
     return tensor.view(torch.int16).numpy()
 
 
+class LayersProgram(NamedTuple):
+    """The layers of steps of one shape, and what they write."""
+
+    program: Program
+    out: Tensor
+    """See `Decoder.run_layers`."""
+    tapped: dict[int, Tensor]
+    """See `ForwardBatch.tapped`."""
+
+
 class DecodePrograms:
     """Runs the layers of decode steps; see `LayerRunner`."""
 
@@ -116,7 +127,7 @@ class DecodePrograms:
         self._inputs = StepInputs(model, kept, sizes)
         self.memory = [temporaries.whole, kept.whole]
         """u8: all that programs keep and write."""
-        self._programs: dict[GraphShape, tuple[Program, Tensor] | None] = {}
+        self._programs: dict[GraphShape, LayersProgram | None] = {}
         self.fault = ""
         """Why the last step that could not be captured could not."""
         self.replays = 0
@@ -154,29 +165,32 @@ class DecodePrograms:
         batch = batches[0]
         found = self._programs[GraphShape(batch.decode_rows, batch.decode_q_len)]
         assert found is not None
-        program, out = found
         self._inputs.fill(self._model, batches, None if recurrent is None else recurrent.rows)
-        self._model.group.replay(program.replay)
+        self._model.group.replay(found.program.replay)
+        batch.tapped = found.tapped
         self.replays += 1
-        return out
+        return found.out
 
     @torch.inference_mode()
-    def _captured(self, shape: GraphShape) -> tuple[Program, Tensor] | None:
+    def _captured(self, shape: GraphShape) -> LayersProgram | None:
         self._inputs.clear(shape)
+        batches = self._inputs.batches(shape)
         try:
-            program, out = self._capturer.capture(partial(self._layers, shape))
+            program, out = self._capturer.capture(partial(self._layers, shape, batches))
         except NotRecordable as why:
             self.fault = f"{why} has no kernel in C"
             LOG.debug("decode steps of %d x %d rows run operation by operation: %s", *shape,
                       self.fault)
             return None
-        return program, self._capturer.borrow(out)
+        borrow = self._capturer.borrow
+        return LayersProgram(program, borrow(out), {
+            layer: borrow(own) for layer, own in batches[0].tapped.items()})
 
-    def _layers(self, shape: GraphShape) -> Tensor:
+    def _layers(self, shape: GraphShape, batches: Sequence[ForwardBatch]) -> Tensor:
         inputs, recurrent, tokens = self._inputs, None, shape.rows * shape.q_len
         if self._states is not None:
             accepted = inputs.accepted[:shape.rows] if self._states.drafts else None
             recurrent = RecurrentBatch(self._states, StateRows(
                 [], inputs.states[:shape.rows], shape.q_len, accepted))
-        return self._model.run_layers(inputs.hidden[:tokens], inputs.batches(shape), self._pools,
+        return self._model.run_layers(inputs.hidden[:tokens], batches, self._pools,
                                       recurrent, [rope[:tokens] for rope in inputs.ropes])

@@ -25,6 +25,7 @@ from actorium.gpu.families.tensor_specs import (
     TYPES,
     layer_prefix,
 )
+from actorium.gpu.models.eagle_head import EagleHead
 from actorium.gpu.models.forward_context import (
     NO_ATTENTION,
     ChosenTokens,
@@ -182,6 +183,10 @@ class LoadedModel(ABC):
             self.slopes = torch.tensor(shape.alibi[first:first + shape.heads], device=device)
         self.drafter: MtpDrafter | None = None
         """Of a model with a layer that drafts; who loads the model gives it one."""
+        self.eagle: EagleHead | None = None
+        """Likewise, of a model that a head of another checkpoint drafts for."""
+        self.draft_model: LoadedModel | None = None
+        """Likewise, a smaller model that drafts for it."""
         self.pooler: Pooler | None = None
         """Likewise, of a model that makes vectors or scores of prompts."""
         self.vision: VisionTower | None = None
@@ -318,10 +323,18 @@ class Decoder(LoadedModel):
         stream = [hidden]
         del hidden  # no other name: what a layer is given goes as soon as it has used it
         for i, run in enumerate(others):
+            self._tap(i, stream[0], batch)
             stream.append(with_deepstack(batch.images, i, run.whole(stream.pop(), step)))
+        self._tap(len(others), stream[0], batch)
         if batch.all_rows:
             return settled(last.whole(stream.pop(), step))
         return settled(last.few(stream.pop(), step, batch.logit_rows))
+
+    def _tap(self, layer: int, stream: HiddenStream, batch: ForwardBatch) -> None:
+        """Keep what goes into this layer, where a head drafts from it; see `ForwardBatch`."""
+        if self.shape.eagle is not None and layer in self.shape.eagle.taps:
+            # A layer may write to what it is given.
+            batch.tapped[layer] = stream.clone() if isinstance(stream, Tensor) else settled(stream)
 
     def embedded(self, tokens: Tensor, positions: Tensor, types: Tensor | None = None) -> Tensor:
         """What goes into the first layer. tokens, positions, types: i64[T] -> [T, hidden]; types:

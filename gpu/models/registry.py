@@ -25,6 +25,7 @@ from actorium.gpu.families.architectures import (
     read_shape,
 )
 from actorium.gpu.families.deepseek_config import deepseek_layer
+from actorium.gpu.families.draft_shape import draft_model_config
 from actorium.gpu.families.fp8_config import fp8_shape
 from actorium.gpu.families.gemma_config import gemma_layer
 from actorium.gpu.families.granite_config import granite_hybrid_layer
@@ -36,6 +37,7 @@ from actorium.gpu.families.quant_config import stored_weights
 from actorium.gpu.families.qwen_hybrid_config import hybrid_layer
 from actorium.gpu.models.decoder import Decoder, LoadedModel, load_drafter
 from actorium.gpu.models.deepseek import DeepseekLM
+from actorium.gpu.models.eagle_head import load_eagle
 from actorium.gpu.models.gemma import GemmaLM
 from actorium.gpu.models.granite import GraniteLM
 from actorium.gpu.models.llama import CausalLM, HybridLM
@@ -78,8 +80,9 @@ def decoder_of(name: str) -> type[Decoder]:
 
 def load_model(path: Path, config: Config, device: torch.device, progress: Progress,
                group: RankGroup = LoneRank(), choose: ChoosePasses = keep_all) -> LoadedModel:
-    """The model at `path`, ready on the device; with the layer that drafts where it is asked for,
-    or, by `auto`, where the checkpoint has it. Of a group of several ranks, this rank's part.
+    """The model at `path`, ready on the device, with what drafts for it: its own layer where that
+    is asked for, or, by `auto`, where the checkpoint has it; or a smaller model. Of a group of
+    several ranks, this rank's part.
 
     progress(what, done, of) is called once per shard. choose: of the passes that are on, those that
     are used. Raises `BadModel` with one line that names the file, field or tensor at fault, and
@@ -87,9 +90,19 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
     """
     if config.device.kernels == "triton" and (fault := triton_fault(device)):
         raise BadConfig(f"kernels: triton was asked for, but {fault}", "device.kernels")
-    shape, where = read_shape(path, config), path / "config.json"
-    if shape.by_transformers:
-        return load_transformers(path, config, device, shape, progress, group)
+    shape = read_shape(path, config)
+    model = (load_transformers(path, config, device, shape, progress, group)
+             if shape.by_transformers else
+             _load_decoder(path, config, device, shape, progress, group, choose))
+    if (own := draft_model_config(config, shape.max_model_len)) is not None:
+        model.draft_model = load_model(Path(own.model.model), own, device, progress, group)
+    return model
+
+
+def _load_decoder(path: Path, config: Config, device: torch.device, shape: ModelShape,
+                  progress: Progress, group: RankGroup, choose: ChoosePasses) -> Decoder:
+    """The same of a class of ours, without a smaller model. shape: of the whole model."""
+    where = path / "config.json"
     if shape.mtp_layers and not _drafts(path, shape, config):
         shape = replace(shape, mtp_layers=0)
     asked = config.model.quantization
@@ -120,6 +133,9 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
     model = kind(shape, tensors, device, attention, config.device.native_kernels,
                  config.device.kernels, group)
     model.drafter = load_drafter(model, tensors)
+    if shape.eagle is not None:
+        model.eagle = load_eagle(shape.eagle, config, device, progress, model.ops,
+                                 model.embeddings, shape.vocabulary, drafts)
     if shape.pooling is not None:
         model.pooler = load_pooler(shape.pooling, path, device, tensors)
     model.vision = VisionTower(shape.vision, tensors, model.ops.tower) if shape.vision else None

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from actorium.actors.config.parsed_values import parse_speculative
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
+from actorium.gpu.families.draft_shape import kept_layers
 from actorium.gpu.families.model_shape import CODE_SCALE_BYTES, DTYPE_BYTES, ModelShape
 from actorium.gpu.plan.sizes import GroupPages, PageDemand, pool_pages
 
@@ -111,8 +112,8 @@ class MemoryPlan:
     budget: int
     checkpoints: int
     pools: tuple[Pool, ...]
-    """The groups of `shape.groups`, then that of the MTP layers, which has the same pages as full
-    attention: their tables are one."""
+    """The groups of `shape.groups`, then those of the MTP layers, of an EAGLE-3 head and of a draft
+    model, which have the same pages as full attention: their tables are one."""
 
     @property
     def slots(self) -> int:
@@ -307,6 +308,8 @@ def as_served(shape: ModelShape, demand: Demand) -> tuple[ModelShape, Demand]:
     if demand.drafts and not shape.mtp_layers and not demand.auto:
         raise BadConfig(f"--speculative: {shape.architecture}: the config tells of no MTP layer",
                         "speculation.speculative")
+    if not demand.other_drafts:
+        shape = replace(shape, draft=None, eagle=None)
     if demand.drafts and shape.mtp_layers:
         return shape, demand._replace(drafts=max(demand.drafts, demand.other_drafts))
     return (replace(shape, mtp_layers=0),
@@ -347,9 +350,16 @@ def state_bytes(shape: ModelShape, demand: Demand) -> StateBytes:
 
 
 def token_bytes(shape: ModelShape, demand: Demand) -> int:
-    """Bytes of a token's keys and values over all attention layers and the MTP layers."""
+    """Bytes of a token's keys and values over all attention layers and those of what drafts."""
     groups = sum(_layers_bytes(shape, demand, layers) for _, layers in shape.groups)
-    return groups + _layers_bytes(shape, demand, _mtp_layers(shape))
+    return (groups + _layers_bytes(shape, demand, _mtp_layers(shape))
+            + (_layer_bytes(shape.eagle.layer, demand) if shape.eagle else 0)
+            + (_draft_model_bytes(shape.draft, demand) if shape.draft else 0))
+
+
+def _draft_model_bytes(draft: ModelShape, demand: Demand) -> int:
+    """Of a token in a draft model, all of whose layers see the pages of full attention."""
+    return _layers_bytes(draft, demand, kept_layers(draft))
 
 
 def _layers_bytes(shape: ModelShape, demand: Demand, layers: Sequence[int]) -> int:
@@ -385,6 +395,12 @@ def _groups(shape: ModelShape, demand: Demand) -> list[Pool]:
                   page(layers)) for window, layers in shape.groups]
     if shape.mtp_layers:
         pools.append(Pool("MTP layer", 0, shape.mtp_layers, 0, page(_mtp_layers(shape))))
+    if shape.eagle:
+        pools.append(Pool("EAGLE-3 head", 0, 1, 0,
+                          _layer_bytes(shape.eagle.layer, demand) * demand.page_size))
+    if shape.draft is not None:
+        pools.append(Pool("draft model", 0, len(kept_layers(shape.draft)), 0,
+                          _draft_model_bytes(shape.draft, demand) * demand.page_size))
     return pools
 
 

@@ -67,8 +67,11 @@ def tables_estimate(shape: ModelShape, demand: Demand) -> int:
 
 
 def workspace_estimate(shape: ModelShape, demand: Demand, attention: int) -> int:
-    """Bytes of the largest step's temporaries; attention: see `attention_bytes`."""
-    return workspace_bytes(shape, *largest_step(demand)) + attention
+    """Bytes of the largest step's temporaries; attention: see `attention_bytes`. A draft model runs
+    when the model has run."""
+    step = largest_step(demand)
+    most = max(workspace_bytes(own, *step) for own in (shape, shape.draft) if own is not None)
+    return most + attention
 
 
 def planned_bytes(plan: MemoryPlan, attention: int, graphs: Graphs = Graphs([], [])

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from actorium.gpu.families.architectures import model_tensors
+from actorium.gpu.families.eagle_config import eagle_tensors
 from actorium.gpu.families.fp8_config import BLOCK, Fp8Shape
-from actorium.gpu.families.model_shape import DTYPE_BYTES, ModelShape
+from actorium.gpu.families.model_shape import DTYPE_BYTES, EagleShape, ModelShape
 from actorium.gpu.families.tensor_specs import OUTER, TensorSpec, held_format, stacks
 from actorium.gpu.families.weight_formats import GroupedShape, WeightFormat
 from actorium.gpu.plan.sizes import page_table_width
@@ -29,16 +30,17 @@ def parameters(shape: ModelShape) -> int:
 
 
 def weight_bytes(shape: ModelShape) -> int:
-    """Bytes of one GPU's weights: of all tensors that the model reads, as they are held.
+    """Bytes of one GPU's weights: of all tensors that the model reads, and a draft model, as they
+    are held.
 
     shape: that GPU's part.
     """
-    return sum(bytes_by_format(shape).values())
+    return sum(bytes_by_format(shape).values()) + (weight_bytes(shape.draft) if shape.draft else 0)
 
 
 def bytes_by_format(shape: ModelShape) -> dict[str, int]:
-    """The same by how they are held: the name of a dtype, or a `WeightFormat` in words; most
-    first."""
+    """The same of the model alone, by how they are held: the name of a dtype, or a `WeightFormat`
+    in words; most first."""
     if shape.by_transformers:
         return _by_transformers(shape)
     held: Counter[str] = Counter()
@@ -55,6 +57,8 @@ def bytes_by_format(shape: ModelShape) -> dict[str, int]:
             size = sum(spec.size for spec in product)
             held[shape.dtype] -= size * shape.itemsize
             held[FP8] += size + _scales(shape.fp8, product) * SCALE_BYTES
+    if shape.eagle is not None:
+        held[shape.dtype] += shape.itemsize * sum(own.size for own in eagle_tensors(shape.eagle))
     return dict(held.most_common())
 
 
@@ -157,6 +161,17 @@ def workspace_bytes(shape: ModelShape, tokens: int, rows: int) -> int:
         # Attention beside it takes the same input, and its output lies beside.
         widths.append(inner + (len(shape.attention_layers) + len(shape.recurrent) > shape.layers)
                       * 2 * widths[0])
+    if shape.eagle is not None:  # what its head takes is kept until the layers are through
+        widths.append(max(widths) + len(shape.eagle.taps) * shape.hidden)
+        widths.append(_head_width(shape.eagle))
     each = (2 * shape.stream_width + shape.token_width + max(widths)) * shape.itemsize
     logits = 0 if shape.bidirectional else rows * shape.vocabulary * (shape.itemsize + 4)
     return tokens * each + logits
+
+
+def _head_width(s: EagleShape) -> int:
+    """Numbers of a token while an EAGLE-3 head runs: what it takes, twice as it is joined, and the
+    layer's own."""
+    own = s.layer
+    return 2 * len(s.taps) * s.width + 5 * own.hidden + max(
+        3 * own.q_size + 2 * own.kv_size, 3 * own.intermediate)

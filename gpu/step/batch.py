@@ -5,7 +5,7 @@ the pages that they have in the group's pool."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -67,6 +67,9 @@ class ForwardBatch:
     the first."""
     images: ImageRows | None = None
     """What rows have of images; None where none has. Read of the first group's batch."""
+    tapped: dict[int, Tensor] = field(default_factory=dict)
+    """[T, hidden] of what went into layers, by their numbers: the first group's batch gets those
+    that an EAGLE-3 head takes."""
 
     @property
     def turned_to(self) -> Tensor:

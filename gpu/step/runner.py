@@ -35,7 +35,7 @@ from actorium.gpu.step.result_logprobs import (
 )
 from actorium.gpu.step.sampler import SamplerOutput, sample_and_commit
 from actorium.gpu.step.speculation import Proposer
-from actorium.gpu.step.staging import Download, Upload
+from actorium.gpu.step.staging import Array, Download, Upload
 from actorium.gpu.step.states import RecurrentBatch, StatePool
 from actorium.gpu.step.tables import I32, LOGPROBS, MASKED, SlotTables
 from actorium.gpu.vision.media_steps import MediaReport
@@ -160,7 +160,7 @@ class ModelRunner:
     @property
     def _captured(self) -> Proposer | None:
         """What makes drafts within graphs."""
-        return next(iter(self.proposers.values()), None)
+        return next((own for own in self.proposers.values() if own.captured), None)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Run one step to its end."""
@@ -182,6 +182,9 @@ class ModelRunner:
 
         Raises `ValueError` on a plan that does not fit the tables.
         """
+        if plan.release:
+            for own in self.proposers.values():
+                own.release(np.frombuffer(plan.release, np.int32))
         up = self.arrays.upload()
         step = prepare_batch(self.tables, plan, up)
         self.window = step.q_len
@@ -190,7 +193,7 @@ class ModelRunner:
             out.lost = (self.staging or self.host).begin(plan.store, plan.load)
         adapted = self._adapted(plan, step, up)
         captured = None if self.graphs is None or adapted else self.graphs.serve(
-            step, plan.drafts, up)
+            step, sum(made for own, made in self._drafting(plan) if own.captured), up)
         if captured is None:
             stage_rows(step, up)
         else:
@@ -214,7 +217,10 @@ class ModelRunner:
                 images.apply(step.batches)
             self._run(plan, step, up, out)
         else:
-            self._replay(captured, step, up, out)
+            rows, counts = self._replay(captured, step, up, out)
+            for own, made in self._drafting(plan):
+                if not own.captured:
+                    own.propose(step, made, rows, counts, None)
         if plan.drafts and self._hook is not None and not self.proposers and len(step.slots):
             self._propose_with(self._hook, step, plan.drafts)
         if "masked" in step.staged:
@@ -320,21 +326,24 @@ class ModelRunner:
         t.drafts.tokens[step.slots_d, :drafts] = self.arrays.long(given)
 
     def _replay(self, captured: GraphReplay, step: InputBatch, up: Upload,
-                out: LaunchedStep) -> None:
-        """Replay the step from graphs; rare parameters are sampled outside them."""
+                out: LaunchedStep) -> tuple[Array, Array]:
+        """Replay the step from graphs; rare parameters are sampled outside them. Returns rows and
+        counts of the `SamplerOutput`."""
         captured.lend(step)
         captured.forward()
         packed = captured.packed
         if packed is None:
             # The result of the step before may still be on its way to the host.
             self.arrays.wait_for_fetches()
-            captured.follow(self._sample(step, captured.logits[:len(step.row_slots)], up, out))
-            return
+            emitted = self._sample(step, captured.logits[:len(step.row_slots)], up, out)
+            captured.follow(emitted)
+            return emitted.rows, emitted.counts
         self.arrays.wait_for_fetches()
         captured.finish()
         out.rows = self.arrays.fetch(packed).unstack(len(step.slots))
         if step.q_len > 1:
             out.learn = self._learn(step)
+        return captured.emitted(step)
 
     def _sample_rows(self, step: InputBatch, wanted: Tensor, to_logits: ToLogits, up: Upload,
                      out: LaunchedStep) -> SamplerOutput | None:

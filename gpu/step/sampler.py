@@ -241,9 +241,9 @@ def _commit_by_kernel(t: SlotTables, step: InputBatch, tokens: Array, force: tup
 def _commit_windows(t: SlotTables, step: InputBatch, tokens: Array,
                     force: tuple[float, ...]) -> SamplerOutput:
     xp, long, slots, q_len = t.arrays.xp, t.arrays.long, step.slots_d, step.q_len
-    grid = _grid(t, step, tokens)
+    grid = window_grid(t, step, tokens)
     record, ended, length = t.record[slots], t.ended[slots], t.seq_len[slots]
-    positions = _grid(t, step, step.positions)
+    positions = window_grid(t, step, step.positions)
     stop = (t.eos[slots][:, None] == grid[:, :, None]).any(2) & (
         positions >= record[:, MIN_LEN][:, None])
     full = positions + 1 >= record[:, LIMIT][:, None]
@@ -271,7 +271,7 @@ def _count(t: SlotTables, rows: Array, tokens: Array, emitted: Array) -> None:
     t.counts[rows, tokens] = t.counts[rows, tokens] + (emitted & (rows > 0))
 
 
-def _grid(t: SlotTables, step: InputBatch, rows: Array) -> Array:
+def window_grid(t: SlotTables, step: InputBatch, rows: Array) -> Array:
     """Of the sampled rows: by sequence and place in its window; 0 where it has but one."""
     if not step.ending:
         windows: Array = rows.reshape(-1, step.q_len)
@@ -304,6 +304,8 @@ def apply_masks(t: SlotTables, step: InputBatch, masks: Sequence[RowMask], logit
     Raises `ValueError` naming the slot: a mask for a row that is not sampled, of the wrong length,
     or that allows nothing.
     """
+    if step.drafted is not None:  # the window is shorter than the scheduler could know
+        masks = [mask for mask in masks if mask.row < step.q_len]
     words, rows = _words(masks, t.vocab), _rows(step, masks)
     if isinstance(t.arrays, HostArrays):
         bars = MASK_BIAS[words.view(np.uint8)].reshape(len(words), -1)[:, :t.vocab]

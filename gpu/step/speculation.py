@@ -19,7 +19,7 @@ from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.step.input_batch import InputBatch
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.staging import Array, HostArrays
-from actorium.gpu.step.tables import SlotTables
+from actorium.gpu.step.tables import I32, SlotTables
 from actorium.kernels.sampling_tables import LIMIT
 
 
@@ -28,6 +28,8 @@ class Proposer(Protocol):
 
     pool: KVPagePool | None
     """What it keeps of sequences, by the pages of full attention; None: nothing in pages."""
+    captured: bool
+    """Whether graphs of decodes make its drafts: it must read nothing of the host then."""
 
     def needs_hidden(self, step: InputBatch, drafts: int) -> bool:
         """Whether it needs the step's hidden states to make so many drafts, or to make any later
@@ -42,11 +44,27 @@ class Proposer(Protocol):
         the model's final norm; None where nobody needs them.
         """
 
+    def release(self, slots: I32) -> None:
+        """The sequences in these slots leave them with the next step. Host: i32[n]."""
+
+
+class LayerDrafter(Protocol):
+    """A layer that drafts, and goes on from what it gave: see `MtpDrafter`."""
+
+    def forward(self, tokens: Tensor, hidden: Tensor, batch: ForwardBatch, pool: KVPagePool,
+                rows: Tensor | None = None) -> Tensor:
+        """[R, hidden], of `rows` or of all T rows."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """What `forward` gave, [R, hidden] -> [R, tokens]."""
+
 
 class MTPProposer:
     """Makes drafts with a model's MTP layer."""
 
-    def __init__(self, drafter: MtpDrafter, pool: KVPagePool, tables: SlotTables,
+    captured = True
+
+    def __init__(self, drafter: LayerDrafter, pool: KVPagePool, tables: SlotTables,
                  group: int) -> None:
         """pool: of the layer; group: of the model's layers with full attention."""
         self.pool: KVPagePool | None = pool
@@ -60,17 +78,25 @@ class MTPProposer:
     def propose(self, step: InputBatch, drafts: int, sampled: Array, counts: Array,
                 hidden: Tensor | None) -> None:
         """Run the layer over the step; see `Proposer`."""
+        hidden = self._taken(step, hidden)
         if hidden is None:
             return
         batch, tensor = step.batches[self._group], self._tables.arrays.tensor
         tokens = tensor(self._following(step, sampled))
         if not drafts or sampled is None:
-            batch, n = _extends_alone(batch), batch.extend_tokens
+            batch, n = extends_alone(batch), batch.extend_tokens
             self._drafter.forward(tokens[:n], hidden[:n], batch, self._pages, batch.logit_rows)
             return
         wanted = tensor(self._last_rows(step, batch.extend_tokens, counts))
         out = self._drafter.forward(tokens, hidden, batch, self._pages, wanted)
         self._chain(step, drafts, out)
+
+    def _taken(self, step: InputBatch, hidden: Tensor | None) -> Tensor | None:
+        """[T, hidden]: what the layer takes beside tokens; None: nothing is to be done."""
+        return hidden
+
+    def release(self, slots: I32) -> None:
+        """Nothing is kept by slots."""
 
     def _following(self, step: InputBatch, sampled: Array) -> Array:
         """i64[T]: the token after each row's."""
@@ -143,7 +169,7 @@ def make_proposers(drafter: MtpDrafter | None, shape: ModelShape, pool: KVPagePo
     return proposers
 
 
-def _extends_alone(batch: ForwardBatch) -> ForwardBatch:
+def extends_alone(batch: ForwardBatch) -> ForwardBatch:
     """The step without its decodes; no row is wanted."""
     n = batch.extend_tokens
     axes = batch.rope_positions

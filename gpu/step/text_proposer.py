@@ -15,7 +15,7 @@ from actorium.gpu.step.input_batch import InputBatch
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.speculation import Proposer
 from actorium.gpu.step.staging import Array, HostArrays
-from actorium.gpu.step.tables import SlotTables
+from actorium.gpu.step.tables import I32, SlotTables
 from actorium.kernels.cpu.text_drafts_cpu import text_drafts
 from actorium.kernels.reference.text_drafts import TextGuesses, TextRules, best_window
 
@@ -30,6 +30,7 @@ class TextProposer:
     """Makes drafts of each sequence's own text, on a CPU, where the host knows it in time."""
 
     pool: KVPagePool | None = None
+    captured = False
 
     def __init__(self, tables: SlotTables, rules: TextRules, fixed: bool) -> None:
         """fixed: as many drafts as are planned, wherever the text gives so many."""
@@ -63,6 +64,9 @@ class TextProposer:
             drafts = best_window(chances[:, :drafts], cost)
         t.drafts.made[slots] = np.minimum(self._guesses.count[slots], drafts)
         t.drafts.tokens[slots, :drafts] = self._guesses.tokens[slots, :drafts]
+
+    def release(self, slots: I32) -> None:
+        """Guesses are told apart by their sequences."""
 
 
 def text_proposers(config: SpeculationConfig, tables: SlotTables) -> dict[str, Proposer]:

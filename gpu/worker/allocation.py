@@ -29,10 +29,12 @@ from actorium.gpu.plan.non_cache_memory import (
     torch_attends,
 )
 from actorium.gpu.plan.sizes import device_budget, page_table_width
+from actorium.gpu.step.draft_model import DraftModelProposer, make_draft_model_pool
+from actorium.gpu.step.eagle import eagle_proposers
 from actorium.gpu.step.logits_processing import LogitsProcessing
 from actorium.gpu.step.pools import make_draft_pool, make_pools
 from actorium.gpu.step.runner import ModelRunner
-from actorium.gpu.step.speculation import make_proposers
+from actorium.gpu.step.speculation import Proposer, make_proposers
 from actorium.gpu.step.staging import device_arrays
 from actorium.gpu.step.states import StatePool
 from actorium.gpu.step.tables import SlotTables
@@ -77,8 +79,7 @@ def allocate(config: Config, model: LoadedModel, device: torch.device, report: R
         runner.states = make_states(config, shape, slots, plan.checkpoints, device)
     pages = [pool.pages for pool in plan.pools]
     runner.pools = make_pools(shape, pages[:len(shape.groups)], size, dtype, device)
-    runner.proposers = make_proposers(model.drafter, shape, make_draft_pool(
-        shape, pages[-1], size, dtype, device), tables) | text_proposers(config.speculation, tables)
+    runner.proposers = _proposers(config, model, pages[-1], tables)
     attention = attention_bytes(*as_served(shape, demand), device.type,
                                 torch_attends(config, shape, device.type))
     planned = planned_bytes(plan, attention, graphs) | (
@@ -101,10 +102,25 @@ def first_runner(config: Config, model: LoadedModel, device: torch.device) -> Mo
     sinks = make_pools(shape, [1] * len(shape.groups), size, dtype, device)
     runner = ModelRunner(model, sinks, tables, make_states(config, shape, slots, 0, device),
                          force=parse_acceptance(config.speculation.force_acceptance))
-    runner.proposers = make_proposers(model.drafter, shape, make_draft_pool(
-        shape, 1, size, dtype, device), tables) | text_proposers(config.speculation, tables)
+    runner.proposers = _proposers(config, model, 1, tables)
     runner.processing = LogitsProcessing(usable(load_processors(config.runtime.plugins)), tables)
     return runner
+
+
+def _proposers(config: Config, model: LoadedModel, pages: int, tables: SlotTables
+               ) -> dict[str, Proposer]:
+    """What makes drafts for the model, by method, with so many pages each."""
+    size, asked, shape = config.memory.page_size, config.memory.kv_cache_dtype, model.shape
+    proposers = make_proposers(model.drafter, shape, make_draft_pool(
+        shape, pages, size, kv_dtype(asked, model.dtype), model.device), tables)
+    proposers |= eagle_proposers(model, pages, size, kv_dtype(asked, model.dtype), tables)
+    proposers |= text_proposers(config.speculation, tables)
+    if (draft := model.draft_model) is not None:
+        pool = make_draft_model_pool(draft.shape, pages, size, kv_dtype(asked, draft.dtype),
+                                     draft.device)
+        full = [group.window for group in shape.groups].index(0)
+        proposers["draft"] = DraftModelProposer(draft, pool, tables, full)
+    return proposers
 
 
 def max_drafts(config: Config, shape: ModelShape) -> int:

@@ -144,12 +144,13 @@ def tier_capacity(runner: ModelRunner, config: Config) -> dict[str, Any]:
 
 
 def _kinds(runner: ModelRunner) -> list[list[Tensor]]:
-    """What is kept: the pages of each group, those of what drafts with the first, and
+    """What is kept: the pages of each group, those of what drafts with full attention, and
     checkpoints, whose first row is unused."""
     size = runner.tables.page_size
     kinds = [[own.unflatten(1, (-1, size)) for own in pool.stacks] for pool in runner.pools]
+    windows = [group.window for group in runner.model.shape.groups]
     for pool in runner.draft_pools:
-        kinds[0] += [own.unflatten(1, (-1, size)) for own in pool.stacks]
+        kinds[windows.index(0)] += [own.unflatten(1, (-1, size)) for own in pool.stacks]
     states = runner.states
     if states is not None and states.checkpoints:
         kinds.append([part[:, states.live - 1:] for part in states.committed])
@@ -160,9 +161,10 @@ def _kinds(runner: ModelRunner) -> list[list[Tensor]]:
 
 def page_namespace(config: Config, path: Path, shape: object, info: WorkerInfo, place: RankPlace,
                    parts: list[int], width: int, times: bool = True) -> bytes:
-    """16 bytes. path: the model's directory; shape: of the model; parts and width: as `HostPages`
-    lays pages out; times: files that were changed at other times are others, which copies on other
-    machines are as well. Raises `OSError`."""
+    """16 bytes. path: the model's directory, beside which that of `speculative_model` counts;
+    shape: of the model; parts and width: as `HostPages` lays pages out; times: files that were
+    changed at other times are others, which copies on other machines are as well. Raises
+    `OSError`."""
     model = msgspec.structs.asdict(config.model)
     if config.model.load_format != "dummy":
         model.pop("seed")
@@ -175,9 +177,11 @@ def page_namespace(config: Config, path: Path, shape: object, info: WorkerInfo, 
              info.inexact, torch.backends.cpu.get_cpu_capability(), place.rank, place.size,
              parts, width)
     made = blake2b(msgspec.msgpack.encode(facts), digest_size=NAME_BYTES)
-    for file in sorted(path.iterdir()):
-        if file.is_file():
-            made.update(_of_file(file, times))
+    drafts = config.speculation.speculative_model
+    for folder in (path, *([resolve(drafts)] if drafts else [])):
+        for file in sorted(folder.iterdir()):
+            if file.is_file():
+                made.update(_of_file(file, times))
     return made.digest()
 
 

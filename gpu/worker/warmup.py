@@ -39,6 +39,7 @@ from actorium.actors.params import ResolvedParams, ResolvedPooling
 from actorium.gpu.graphs.capture import ReportPhase
 from actorium.gpu.models.decoder import Decoder, LoadedModel
 from actorium.gpu.plan.non_cache_memory import StepSize
+from actorium.gpu.step.draft_model import CATCH_UP
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.tables import SlotTables
 from actorium.kernels.reference.torch_ops import TorchOps
@@ -163,6 +164,8 @@ def warm_up_kernels(runner: ModelRunner, budget: int, report: ReportPhase) -> No
         runner.served.clear()
         return
     plays = list(warmup_cases(runner.tables, budget))
+    if "draft" in runner.proposers:
+        plays += draft_model_cases(runner.tables)
     for number, each in enumerate(plays):
         report("warming", f"kernels {number}/{len(plays)}")
         run_case(runner, each)
@@ -201,6 +204,17 @@ def warmup_cases(t: SlotTables, budget: int) -> Iterator[WarmupCase]:
         yield WarmupCase([(0, few)], ends, 0, params)
     for params in PENALTIES:
         yield WarmupCase([(0, few)], each, 0, params)
+
+
+def draft_model_cases(t: SlotTables) -> Iterator[WarmupCase]:
+    """Returns cases in which a draft model reads windows of every size: of what came while it
+    drafted nothing."""
+    most, room = t.drafts.max_drafts, max(1, t.max_len - 1)
+    lags = [1 << i for i in range(1, CATCH_UP.bit_length())]
+    for context in {1, max(1, min(LONG, room - 1))}:
+        for rows in {1, min(2, t.slots - 1)}:
+            yield WarmupCase([(context - 1, 1)] * rows,
+                             [drafts for lag in lags for drafts in (*[0] * (lag - 1), most)])
 
 
 def few_states(runner: ModelRunner) -> int:

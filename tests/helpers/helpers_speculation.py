@@ -15,6 +15,8 @@ from actorium.actors.messages import Admit, RowMask, StepPlan, StepResult
 from actorium.actors.params import ResolvedParams
 from actorium.actors.scheduler.draft_policy import DraftChoice
 from actorium.gpu.plan.sizes import page_table_width
+from actorium.gpu.step.draft_model import DraftModelProposer, make_draft_model_pool
+from actorium.gpu.step.eagle import eagle_proposers
 from actorium.gpu.step.pools import make_draft_pool, make_pools
 from actorium.gpu.step.runner import ModelRunner, ProposeHook
 from actorium.gpu.step.speculation import make_proposers
@@ -31,9 +33,10 @@ RUBBISH = 50.0
 def make_runner(model: Any, drafts: int, propose: ProposeHook | None = None, slots: int = 9,
                 pages: int = 400, page_size: int = 8, checkpoints: int = 0,
                 arrays: type[HostArrays] | type[DeviceArrays] | DeviceArrays = HostArrays,
-                mtp: bool = False,
+                mtp: bool = False, draft: Any = None,
                 force: tuple[float, ...] = (), kv_dtype: torch.dtype | None = None) -> ModelRunner:
-    """A runner over a loaded model that verifies up to `drafts` drafts. mtp: of its own layer."""
+    """A runner over a loaded model that verifies up to `drafts` drafts. mtp: of its own layer;
+    draft: of this model."""
     shape, transport = model.shape, arrays(CPU) if isinstance(arrays, type) else arrays
     device = transport.device
     tables = SlotTables(transport, slots, page_table_width(shape.max_model_len, page_size),
@@ -48,10 +51,21 @@ def make_runner(model: Any, drafts: int, propose: ProposeHook | None = None, slo
             for part in layer:
                 part.fill_(RUBBISH)
     own = make_draft_pool(shape, pages, page_size, dtype, device) if mtp else None
-    for pool in (*pools, *([own] if own else [])):
+    for pool in pools:
         for pages_of in pool.tensors:
             pages_of.fill_(RUBBISH)
     proposers = make_proposers(getattr(model, "drafter", None), shape, own, tables)
+    if drafts and getattr(model, "eagle", None) is not None:
+        proposers |= eagle_proposers(model, pages, page_size, dtype, tables)
+    for name in proposers:
+        for pages_of in proposers[name].pool.tensors:
+            pages_of.fill_(RUBBISH)
+    if draft is not None:
+        pool = make_draft_model_pool(draft.shape, pages, page_size, draft.dtype, device)
+        for pages_of in pool.tensors:
+            pages_of.fill_(RUBBISH)
+        full = [group.window for group in shape.groups].index(0)
+        proposers["draft"] = DraftModelProposer(draft, pool, tables, full)
     return ModelRunner(model, pools, tables, states, proposers, propose, force)
 
 

@@ -23,7 +23,11 @@ from actorium.actors.models.pooling_shape import read_pooling
 from actorium.actors.runtime.memory_limits import memory_limit
 from actorium.gpu.attention.capabilities import CARDS
 from actorium.gpu.families.adapted_modules import adapter_bytes
-from actorium.gpu.families.architectures import add_plugin_families, shape_from_config
+from actorium.gpu.families.architectures import (
+    add_plugin_families,
+    shape_from_config,
+    with_drafter,
+)
 from actorium.gpu.families.fp8_config import otherwise_quantized, unquantized
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.plan import weight_bytes as weights
@@ -105,7 +109,8 @@ def run(_command: str, argv: list[str]) -> int:
 def make_report(config: Config, options: PlanOptions) -> PlanReport:
     """The plan for a model as it is configured. Raises `BadModel`, and `BadConfig` where something
     does not fit."""
-    where = config_file(with_model_path(config, weights=False).model.model)
+    wanted, config = config.model.model, with_model_path(config, weights=False)
+    where = config_file(config.model.model)
     whole = where.name == "config.json"
     raw = models.read_config(where.parent) if whole else models.read_json(where)
     # Of a checkpoint that is quantised as no worker serves it, the rest can still be planned.
@@ -116,6 +121,7 @@ def make_report(config: Config, options: PlanOptions) -> PlanReport:
                               config.model.quantization_group, config.model.quantization_head,
                               config.model.language_model_only, config.model.model_impl,
                               read_pooling(where.parent, raw, config.model))
+    shape = with_drafter(shape, config)
     part, demand = as_served(shape.split(config.device.tensor_parallel_size), demand_of(config))
     on_cpu = config.device.device == "cpu" or (config.device.device == "auto" and options.memory is
                                                None and options.gpu_memory is None)
@@ -132,7 +138,7 @@ def make_report(config: Config, options: PlanOptions) -> PlanReport:
         source = flag
     notes = _notes(plan, config, options, raw.get("quantization_config") is not None) + beyond
     device = config.device
-    return PlanReport(config.model.model or "demo model", plan, outside, source, notes,
+    return PlanReport(wanted or "demo model", plan, outside, source, notes,
                   retention_bounds(config), device.optimization_level, device.passes, on_cpu)
 
 
@@ -179,8 +185,8 @@ def _weights(options: PlanOptions, part: ModelShape, raw: dict[str, Any],
             raise BadConfig("--weights: the checkpoint is quantized and its safetensors index is "
                             f"not in {where.parent}: say what the weights take", "weights")
         return BytesBeside("weights", -(-found // part.tp), "quantized: the checkpoint's, divided")
-    count = weights.weight_bytes(part)
     own = weights.bytes_by_format(part)
+    count = sum(own.values())
     detail = f"{weights.parameters(part) / 1e9:.2f} G parameters in "
     detail += part.dtype if len(own) == 1 else ", ".join(
         f"{name}: {held:,}" for name, held in own.items())
@@ -222,6 +228,10 @@ def _outside(part: ModelShape, demand: Demand, config: Config,
                     f"{attention:,} of it for attention behind {part.max_model_len:,}: the worker "
                     "measures it (actorium ps)"),
             BytesBeside("graphs", captured, detail)]
+    if part.draft is not None:
+        found.insert(1, BytesBeside("draft model", weights.weight_bytes(part.draft),
+                                    f"weights of {part.draft.architecture}, "
+                                    f"{part.draft.layers} layers"))
     if not on_cpu and (staged := staging_bytes(config, part)):
         found.append(BytesBeside("page staging", staged, "pages on their way to and from the host"))
     if demand.adapters:

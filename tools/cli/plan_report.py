@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from actorium.actors.config.retention import RetentionBound
 from actorium.actors.errors import BadConfig
+from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.plan.checkpoint_reuse import choices
 from actorium.gpu.plan.memory_plan import Change, MemoryPlan, changes, kv_dtype
 from actorium.tools.output import aligned
@@ -50,12 +51,18 @@ def plan_text(report: PlanReport) -> str:
     plan, d = report.plan, report.plan.demand
     head = (f"{report.model}: {plan.shape.architecture}, {plan.shape.layers} layers, "
             f"tp {plan.shape.tp}, {d.max_num_seqs} requests, pages of {d.page_size} tokens, "
-            + (f"{d.drafts} drafts a step (mtp)" if d.drafts else "no speculation")
+            + (f"{d.drafts} drafts a step{_drafters(plan.shape)}" if d.drafts else "no speculation")
             + f", -O{report.level} (passes {report.passes})")
     parts = [head, "", *_byte_table(report), "", *_tokens(plan), "", *_changes(plan),
              *_reuse(plan), "", *_kept(report.kept)]
     parts += [f"note: {note}" for note in report.notes]
     return "\n".join(parts)
+
+
+def _drafters(shape: ModelShape) -> str:
+    """What makes drafts and takes memory."""
+    names = ["mtp"] * (shape.mtp_layers > 0) + ["draft model"] * (shape.draft is not None)
+    return f" ({', '.join(names)})" if names else ""
 
 
 def _byte_table(report: PlanReport) -> list[str]:

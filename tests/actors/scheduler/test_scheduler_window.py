@@ -65,7 +65,7 @@ def test_pages_go_to_those_who_lack_them() -> None:
     """
     table = SlotTable(3, 4, WINDOW)
     memory = KVCacheManager([PageGroup(3)], 4, MemoryConfig(debug_memory=True))
-    for slot, length in ((1, 13), (2, 5)):
+    for slot, length in ((1, 12), (2, 4)):
         table.sid[slot], table.end[slot] = 10 + slot, 100
         table.len_lo[slot] = table.len_hi[slot] = length
         table.held[slot] = 2

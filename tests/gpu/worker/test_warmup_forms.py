@@ -56,8 +56,8 @@ BUDGET = 512
 KINDS = ("llama", "windows", "hybrid", "latent", "mamba", "both", "conv", "scan", "kda", "sparse",
          "odd", "skinny", "fp8", "fp8 experts", "made", "int8 pages", "sage", "sage, int8 pages",
          "sage alone, int8 pages", "int4", "int8", "int8 rows", "e4m3 pages", "exact",
-         "exact windows", "layer norms", "chunks")
-DRAFTS = {"hybrid": 2, "latent": 2}
+         "exact windows", "layer norms", "chunks", "draft")
+DRAFTS = {"hybrid": 2, "latent": 2, "draft": 2}
 CASES = [pytest.param(kind, captured, id=f"{kind}, {'captured' if captured else 'eager'}",
                       marks=[] if captured and kind in ("llama", "hybrid") else pytest.mark.slow)
          for kind in KINDS for captured in (False, True)]
@@ -115,7 +115,10 @@ def model_of(path: Path, kind: str) -> Any:
     if kind.startswith("fp8"):
         path = path / "fp8"
         write_twins(source, path, path.with_name("twin"), block=True)
-    drafts = "auto" if kind in DRAFTS else "off"
+    drafts = "draft:2" if kind == "draft" else "auto" if kind in DRAFTS else "off"
+    if kind == "draft":
+        write_checkpoint(source / "small", "LlamaForCausalLM", dtype=torch.bfloat16, head_dim=32,
+                         **long)
     quantization = {"made": "fp8", "int8 rows": "int8"}.get(
         kind, kind if kind in ("int4", "int8") else "auto")
     group = {"int8 rows": 0, "int8": 32, "int4": 32}.get(kind)
@@ -128,7 +131,8 @@ def model_of(path: Path, kind: str) -> Any:
                                         exact="on" if kind.startswith("exact") else "auto",
                                         prefill_attention_backend="sage" if sage else "",
                                         decode_attention_backend="sage" if alone else ""),
-                    speculation=SpeculationConfig(speculative=drafts))
+                    speculation=SpeculationConfig(speculative=drafts,
+                                                  speculative_model=str(source / "small")))
     # as no CUDA weight can be packed
     with (pytest.MonkeyPatch.context() as rounding,
           patch("actorium.kernels.triton.triton_ops.can_pack", lambda _: False)):
@@ -146,7 +150,8 @@ def model_of(path: Path, kind: str) -> Any:
 
 def runner_of(model: Any, drafts: int, pages: torch.dtype | None = None) -> ModelRunner:
     """On Triton's kernels, with transport as on a device."""
-    runner = make_runner(model, drafts, slots=17, page_size=16, pages=3000, mtp=drafts > 0,
+    runner = make_runner(model, drafts, slots=17, page_size=16, pages=3000,
+                         mtp=model.drafter is not None, draft=model.draft_model,
                          checkpoints=8 if model.shape.state else 0, kv_dtype=pages,
                          arrays=DeviceArrays(CPU, model.ops.apply_plan))
     runner.tables.sampling = model.ops.sampling
