@@ -1016,9 +1016,8 @@ class SequenceEvent(Struct, frozen=True, array_like=True, gc=False):
     accepted_tokens: int | None = None
     pooled: Pooled | None = None
     """Sent with the end; the ledger does not keep it."""
-    weights: Count | None = None
-    """Version of the weights that made the tokens from this batch's first one on: sent with the
-    first token unless it is 0, and when it changes."""
+    weights: tuple[int, int] | None = None
+    """The run of tokens (`WeightsRuns`) that begins in this batch."""
 
 
 class Open(Message):

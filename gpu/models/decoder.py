@@ -52,8 +52,8 @@ from actorium.kernels.grouped_rows import RowLookup
 from actorium.kernels.inputs import HiddenStream, InputForm, settled
 from actorium.kernels.linear import Linear
 from actorium.kernels.reference.prompt_attention import distance_table
-from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.reference.rope import axis_rows, rope_rows
+from actorium.kernels.reference.torch_ops import TorchOps
 
 
 class Mixer(Protocol):

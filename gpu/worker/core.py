@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from actorium.actors.core import Context, Core, Health, Send
+from actorium.actors.health import WAKING
 from actorium.actors.messages import ToWorker
 from actorium.gpu.worker.compute import ComputeThread
 
@@ -69,7 +70,9 @@ class WorkerCore(Core):
         """Phase and progress of the compute thread, and its gauges."""
         compute = self._compute
         phase, budget = compute.phase, self._start_budget
-        if phase == "ready":
+        if compute.updating:
+            phase = WAKING
+        elif phase == "ready":
             budget = STEP_BUDGET
             if self._stepping:
                 phase = "stepping"

@@ -170,8 +170,6 @@ def _load(config: Config, epoch: int, device: torch.device, report: ReportPhase,
     files = exact_files(config, shape, epoch, group, run_dir, device.type != "cpu")
     before = taken(device)
     read = None if source == WeightsSource() else files_of(source, path)
-    if read is not None and read.digest(path) != source.digest:
-        LOG.warning("%s: the files of the weights have changed since they were read", read.path)
     model = load_model(path, files.to_load(config), device,
                        lambda what, done, of: report("loading", f"{what} {done}/{of}"), group,
                        partial(keep_winners, most=most, run_dir=run_dir) if measured else keep_all,

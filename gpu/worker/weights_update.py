@@ -17,6 +17,7 @@ from time import perf_counter
 
 import msgspec
 import torch
+from msgspec.structs import replace
 
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig, BadModel
@@ -26,9 +27,9 @@ from actorium.actors.runtime.memory_limits import available_memory
 from actorium.actors.runtime.rundir import TENSORS, WEIGHTS, write_private
 from actorium.gpu.adapters.adapter_setup import renew_adapters
 from actorium.gpu.families.architectures import ARCHITECTURES
+from actorium.gpu.graphs.decode_programs import DecodePrograms
 from actorium.gpu.models.decoder import Decoder, LoadedModel
 from actorium.gpu.models.registry import load_model
-from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.speculation import make_proposers
 from actorium.gpu.weights.weight_files import Precedence, files_of
 from actorium.gpu.worker.device import OpenedDevice, free_memory
@@ -56,11 +57,12 @@ class WeightsUpdate:
         start, runner = perf_counter(), self._opened.runner
         old, model, why = runner.model, None, ""
         assert isinstance(old, LoadedModel)
+        group = old.group
         try:
             made, model = self._load(source, old)
         except (BadModel, BadConfig, OSError, MemoryError, RuntimeError) as error:
             why = str(error).partition("\n")[0] or "there is no memory for them"
-        if not old.group.agreed(float(model is not None)):
+        if not group.agreed(float(model is not None)):
             raise BadModel(why or "another rank cannot read them")
         assert model is not None
         self._install(model)
@@ -72,7 +74,7 @@ class WeightsUpdate:
         LOG.info("weights: %s, in %.2f s", made, perf_counter() - start)
         if self._opened.ready.rank == 0:
             keep_source(self._run_dir, made)
-        self._opened.runner.model.group.agreed(1.0)  # no rank goes on before it is written
+        group.agreed(1.0)  # no rank goes on before it is written
         return made
 
     @property
@@ -130,7 +132,7 @@ class WeightsUpdate:
             return None
         runner = self._opened.runner
         meter = WorkspaceMeter(self._opened.footprint, cache_tensors(runner))
-        if runner.segments is not None:
+        if isinstance(runner.segments, DecodePrograms):
             meter.leave_out(runner.segments.memory)
         return meter
 
@@ -148,11 +150,17 @@ def keep_source(run_dir: Path, source: WeightsSource) -> None:
                 file.unlink()
 
 
-def kept_source(run_dir: Path) -> WeightsSource:
-    """What the worker before this one has served. Raises `BadModel` where it is damaged."""
+def kept_source(run_dir: Path, config: Config) -> WeightsSource:
+    """What the worker before this one has served, as its files are now. Raises `BadModel` where
+    they are gone."""
     try:
-        return msgspec.json.decode((run_dir / WEIGHTS).read_bytes(), type=WeightsSource)
+        kept = msgspec.json.decode((run_dir / WEIGHTS).read_bytes(), type=WeightsSource)
     except FileNotFoundError:
         return WeightsSource()
     except (OSError, msgspec.MsgspecError) as error:
         raise BadModel(f"{run_dir / WEIGHTS}: {error}") from None
+    served = resolve(config.model.model)
+    now = replace(kept, digest=files_of(kept, served).digest(served))
+    if now != kept:
+        LOG.warning("%s: the files of the weights have changed since they were read", now.path)
+    return now
