@@ -307,6 +307,8 @@ class WeightsCall(Message):
     """Of "update": a safetensors file whose tensors take the place of those of the same name."""
     mode: RunningMode = "wait"
     """What becomes of the requests that run; "keep": they go on with the new weights."""
+    version: Count = 0
+    """Of "update": its number, above the present one; 0 = the next."""
     clear_cache: bool = True
     """The prefix cache is emptied, too. What older weights have computed is never used for
     requests that come later, whether it is or not."""

@@ -536,24 +536,28 @@ class ClientCalls:
 
     # --- weights ------------------------------------------------------------------------------
 
-    async def update_weights(self, weights: str | os.PathLike[str] | Mapping[str, Any],
-                             mode: RunningMode = "wait", clear_cache: bool = True,
-                             timeout: float | None = None) -> dict[str, Any]:
+    async def update_weights(
+            self, weights: str | os.PathLike[str] | Mapping[str, Any] | bytes,
+            mode: RunningMode = "wait", clear_cache: bool = True, version: int = 0,
+            timeout: float | None = None) -> dict[str, Any]:
         """Gives the engine other weights of the same model, while it serves, and returns
-        {"version": how often they have changed by now, "path", "seconds": that the engine computed
-        nothing}.
+        {"version": their number, "path", "seconds": that the engine computed nothing}.
 
         weights: a directory with a checkpoint; or tensors by name (torch's or numpy's), of all the
-        model or of a part of it, for an engine on this machine. mode: requests that run end before
-        ("wait"), go on with the new weights over what the old ones have computed ("keep"), are
-        computed again by the new ones and then go on ("retract"), or are aborted ("abort");
-        requests that come meanwhile wait. clear_cache: the prefix cache is emptied, too; it is
-        never used across versions. timeout: seconds, None = as long as it takes. Raises `BadModel`
-        where the model has no such tensors; the engine goes on with what it had.
+        model or of a part of it, or the bytes of a safetensors file of them, for an engine on this
+        machine. mode: requests that run end before ("wait"), go on with the new weights over what
+        the old ones have computed ("keep"), are computed again by the new ones and then go on
+        ("retract"), or are aborted ("abort"); requests that come meanwhile wait. version: above the
+        present one, which begins at 0; 0 = the next. clear_cache: the prefix cache is emptied, too;
+        it is never used across versions. timeout: seconds, None = as long as it takes. Raises
+        `BadModel` where the model has no such tensors; the engine goes on with what it had.
         """
         self._check_mode(mode)
+        if not 0 <= version < 2**31:
+            raise InvalidRequest(f"version: must be from 1 to {2**31 - 1}, got {version!r}",
+                                 "version")
         path, file = "", None
-        if isinstance(weights, Mapping):
+        if isinstance(weights, Mapping | bytes):
             if not isinstance(self._session.target, LocalTarget):
                 raise InvalidRequest("weights: tensors go to an engine on the same machine; give "
                                      "one on another a directory of its own", "weights")
@@ -563,14 +567,14 @@ class ClientCalls:
             path = os.path.abspath(os.path.expanduser(weights))
         try:
             return await self._weights_call(timeout, lambda rid: WeightsCall(
-                rid, "update", path, str(file or ""), mode, clear_cache))
+                rid, "update", path, str(file or ""), mode, version, clear_cache))
         except BadModel:
             if file is not None:
                 file.unlink(missing_ok=True)
             raise
 
     async def weight_version(self, timeout: float | None = 30.0) -> int:
-        """Returns how often the engine's weights have changed since its start."""
+        """Returns the version of the engine's weights; 0 = those of its start."""
         state = await self._weights_call(timeout, lambda rid: WeightsCall(rid, "state"))
         return int(state["version"])
 

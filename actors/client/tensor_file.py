@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +21,39 @@ ALIGNED = 8
 """Bytes that the header of a safetensors file is a multiple of."""
 
 
-def write_tensors(directory: Path, tensors: Mapping[str, Any]) -> Path:
-    """Writes tensors by name, of torch or numpy, to a new file in an engine's run directory, which
-    nobody else may read, and returns where it is. Raises `InvalidRequest` on what is no tensor of
-    floats, and `ActoriumError` where there is no room."""
+def write_tensors(directory: Path, tensors: Mapping[str, Any] | bytes) -> Path:
+    """Writes tensors by name, of torch or numpy, or the bytes of a safetensors file, to a new file
+    in an engine's run directory, which nobody else may read, and returns where it is. Raises
+    `InvalidRequest` on what is no tensor of floats, and `ActoriumError` where there is no room."""
     if not tensors:
         raise InvalidRequest("weights: no tensors", "weights")
-    header, at = dict[str, Any](), 0
-    for name, tensor in tensors.items():
-        kind, size = _kind(name, tensor)
-        for columns in tensor.shape:
-            size *= columns
-        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [at, at + size]}
-        at += size
-    head = json.dumps(header).encode()
-    head += b" " * (-len(head) % ALIGNED)
+    pieces = iter((tensors,)) if isinstance(tensors, bytes) else _pieces(tensors)
     path = directory / f"tensors-{secrets.token_hex(8)}{TENSORS}"
     try:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(len(head).to_bytes(8, "little") + head)
-            for tensor in tensors.values():
-                file.write(_data(tensor))
+            for piece in pieces:
+                file.write(piece)
+    except InvalidRequest:
+        path.unlink()
+        raise
     except OSError as error:
         path.unlink(missing_ok=True)
         raise ActoriumError(f"weights: {path}: {error.strerror}") from None
     return path
+
+
+def _pieces(tensors: Mapping[str, Any]) -> Iterator[Any]:
+    """Yields what a safetensors file of them consists of."""
+    header, at = dict[str, Any](), 0
+    for name, tensor in tensors.items():
+        kind, size = _kind(name, tensor)
+        size *= math.prod(tensor.shape)
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [at, at + size]}
+        at += size
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % ALIGNED)
+    yield len(head).to_bytes(8, "little") + head
+    yield from map(_data, tensors.values())
 
 
 def _kind(name: Any, tensor: Any) -> tuple[str, int]:

@@ -193,7 +193,7 @@ class OutputSequence:
         back."""
         usage, runs = None, list[tuple[int, int]]()
         if self.finish_reason is not None:  # a stop string may lie before the last ones
-            runs = [run for run in self.runs if run[0] < self.seen]
+            runs = [run for run in self.runs if run[0] < max(self.seen, 1)]
             usage = Usage(self.prompt_tokens, self.cached, self.seen, self.drafted, self.accepted,
                           runs[-1][1] if runs else 0)
         prompt_logprobs = None

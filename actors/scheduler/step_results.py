@@ -267,7 +267,8 @@ def _finish_pooled(state: SchedulerState, record: PlanRecord, result: StepResult
         with state.guard.of(sequence.request):
             state.finish(sequence)
             news[sequence.sid] = {"cached_tokens": sequence.cached_len, "finish_reason": "stop",
-                                  "pooled": pooled}
+                                  "pooled": pooled} | (
+                {"weights": (0, state.weights)} if state.weights else {})
             ended.append(sequence)
     return ended
 

@@ -17,7 +17,12 @@ from typing import Any
 
 import msgspec
 
-from actorium.actors.errors import ActoriumError, BadModel, EngineUnavailable
+from actorium.actors.errors import (
+    ActoriumError,
+    BadModel,
+    EngineUnavailable,
+    InvalidRequest,
+)
 from actorium.actors.ledger.records import WeightsRecord
 from actorium.actors.messages import (
     ReadTensor,
@@ -86,6 +91,11 @@ class WeightsControl:
                 self._reads[self._number] = key
                 self._requests.outgoing.to_worker(
                     ReadTensor(self._epoch, self._number, call.name, call.most))
+        elif 0 < call.version <= (last := max(self.record.version, *(
+                other.call.version for other in self._waiting
+                if isinstance(other.call, WeightsCall)), 0)):
+            self._refuse(key, InvalidRequest(
+                f"weight_version: must be above {last}, got {call.version}", "weight_version"))
         else:
             self._waiting.append(order)
 
@@ -114,9 +124,10 @@ class WeightsControl:
         if errors:
             self._refuse(key, BadModel(errors[0]))
             return
-        self._serve(answers[0].source, key)
         call = order.call
-        if isinstance(call, WeightsCall) and call.clear_cache:
+        assert isinstance(call, WeightsCall)
+        self._serve(answers[0].source, key, call.version)
+        if call.clear_cache:
             self._state.flush_cache()
         self._reply(key, self._shown(max(own.seconds for own in answers)))
 
@@ -178,10 +189,11 @@ class WeightsControl:
         self._begun = False
         return self._waiting.popleft()
 
-    def _serve(self, source: WeightsSource, key: Key | None = None) -> None:
-        """The worker computes with these from the next step on."""
+    def _serve(self, source: WeightsSource, key: Key | None = None, version: int = 0) -> None:
+        """The worker computes with these from the next step on. version: 0 = the next."""
         orders = [*self.record.orders, *([key] if key else [])][-REMEMBERED:]
-        self.record = WeightsRecord(self.record.version + 1, source, orders)
+        version = max(version, self.record.version + 1)
+        self.record = WeightsRecord(version, source, orders)
         self._requests.history.weights(self.record)
         self._state.change_weights(self.record.version, name_of(source))
 

@@ -35,7 +35,7 @@ BUFFER_STATES = 4
 """And so many checkpoints."""
 BESIDE = ("model", "revision", "download_dir", "served_model_name", "skip_tokenizer",
           "chat_template", "default_chat_template_kwargs", "generation_config",
-          "override_generation_config")
+          "override_generation_config", "weights_dir")
 """Of the model's settings, those that no page depends on; its files stand for its name."""
 PAGES = ("page_size", "kv_cache_dtype", "state_dtype")
 """Of the memory's, those that one does."""
