@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from actorium.actors.core import Context, Core, Health, Send
-from actorium.actors.health import WAKING
 from actorium.actors.messages import ToWorker
 from actorium.gpu.worker.compute import ComputeThread
 
@@ -71,7 +70,7 @@ class WorkerCore(Core):
         compute = self._compute
         phase, budget = compute.phase, self._start_budget
         if compute.updating:
-            phase = WAKING
+            phase = "waking"
         elif phase == "ready":
             budget = STEP_BUDGET
             if self._stepping:
