@@ -41,6 +41,8 @@ MAX_CLIENT_MESSAGE_BYTES = 4 << 20
 MAX_TOKENS_IN_MESSAGE = 4 << 20
 MAX_TURNS = 4096
 """Turns of a conversation."""
+MAX_VALUES = 1 << 16
+"""Numbers of a tensor that are told at once."""
 MAX_SLOTS = 1 << 16
 MAX_RESTARTS = 1 << 16
 
@@ -61,6 +63,9 @@ Short = Annotated[str, Meta(max_length=4096)]
 Tenant = Annotated[str, Meta(max_length=64, pattern=r"^[\x21-\x7e]*(?!\n)$")]
 """The owner of a request: prefixes are shared within a tenant only, and scheduling is fair between
 tenants. Empty = the common tenant."""
+WeightsRuns = Annotated[list[tuple[int, int]], Meta(max_length=MAX_TOKENS_IN_MESSAGE)]
+"""(number of the first token, version of the model's weights) of each run of a completion's tokens
+that one version has made; version 0, of the engine's start, is left out in front."""
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 """Higher goes first."""
 BACKGROUND = -(2**31)
@@ -289,8 +294,39 @@ class AdapterCall(Message):
     """Of "load": an adapter of this name may be there, and gives way to it."""
 
 
+class WeightsCall(Message):
+    """Has the engine read its model's weights anew, or asks what it serves. Answered on the stream
+    (`Answer`), once every rank of the worker computes with them, by {"version", "path", "seconds"},
+    or {"error": {"code", "message"}}, after which the weights of before are served on."""
+
+    rid: Rid
+    order: Literal["update", "state"]
+    path: Short = ""
+    """Of "update": a directory with a checkpoint of the same tensors; "" = the one in use."""
+    tensors: Short = ""
+    """Of "update": a safetensors file whose tensors take the place of those of the same name."""
+    mode: RunningMode = "wait"
+    """What becomes of the requests that run; "keep": they go on with the new weights."""
+    version: Count = 0
+    """Of "update": its number, above the present one; 0 = the next."""
+    clear_cache: bool = True
+    """The prefix cache is emptied, too. What older weights have computed is never used for
+    requests that come later, whether it is or not."""
+
+
+class TensorCall(Message):
+    """Asks for a tensor of the weights that are served. Answered on the stream (`Answer`) by
+    {"shape", "dtype", "values"}, or {"error": {"code", "message"}}."""
+
+    rid: Rid
+    name: Short
+    """As the checkpoint has it."""
+    most: Annotated[int, Meta(ge=1, le=MAX_VALUES)] = 100
+    """Numbers that are wanted, the first ones."""
+
+
 ToTokenizerFront = (Generate | Abort | Resume | Tokenize | Detokenize | ServerInfo | FlushCache
-                    | Control | AdapterCall)
+                    | Control | AdapterCall | WeightsCall | TensorCall)
 
 
 # --- tokenizer (front) -> client -----------------------------------------------------------------
@@ -363,6 +399,8 @@ class Usage(Struct, frozen=True, array_like=True, gc=False):
     """Tokens drafted ahead and verified (speculative decoding)."""
     accepted_tokens: int = 0
     """The drafted tokens that were accepted."""
+    weight_version: int = 0
+    """Of the weights that made the last token (`WeightsRuns`)."""
 
 
 class Pooled(Struct, frozen=True, array_like=True, gc=False):
@@ -406,6 +444,8 @@ class Delta(Struct, frozen=True, array_like=True, gc=False):
     created: Count = 0
     pooled: Pooled | None = None
     """Set with finish_reason == "stop" where `Generate.pooling` is."""
+    weights: WeightsRuns = []
+    """Set with finish_reason."""
 
 
 class TextBatch(Message):
@@ -415,7 +455,8 @@ class TextBatch(Message):
 
 
 class Answer(Message):
-    """The result of an order that went round the ring (`FlushCache`, `Control`, `AdapterCall`)."""
+    """The result of an order that went round the ring (`FlushCache`, `Control`, `AdapterCall`,
+    `WeightsCall`, `TensorCall`)."""
 
     rid: Rid
     json: bytes
@@ -549,6 +590,26 @@ class AdapterOrder(Message):
     error: Short = ""
 
 
+class WeightsSource(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """The files that a model's weights were read from."""
+
+    path: Short = ""
+    """A checkpoint's directory; "" = the one that the engine is configured with."""
+    over: list[Short] = []
+    """Safetensors files whose tensors take the place of those of the same name there, a later
+    file's that of an earlier one's."""
+    digest: Annotated[bytes, Meta(max_length=32)] = b""
+    """Of these files, by name, size, time of change, begin and end; empty = the configured ones
+    alone, as they were at the start."""
+
+
+class WeightsOrder(Message):
+    """See `WeightsCall` and `TensorCall`; answered by a `Reply`."""
+
+    client: ClientId
+    call: WeightsCall | TensorCall
+
+
 class AbortRequest(Message):
     """The client (or the engine) cancels the request."""
 
@@ -628,6 +689,8 @@ class Ready(Message):
     """What it can make of prompts beside completions."""
     whole_prompts: bool = False
     """Every token attends to all of its prompt, which is computed in one step and never cached."""
+    weights: WeightsSource = WeightsSource()
+    """What it computes with."""
 
 
 class RowLogprobs(Struct, frozen=True, array_like=True, gc=False):
@@ -726,8 +789,31 @@ class Unloaded(Message):
     rank: Count = 0
 
 
+class WeightsAnswer(Message):
+    """A rank has done an `UpdateWeights`, or has refused it and goes on with what it had."""
+
+    epoch: Epoch
+    rank: Count
+    number: StepNo
+    source: WeightsSource = WeightsSource()
+    """What it computes with from now on."""
+    error: Short = ""
+    """Why nothing has changed; "": it has."""
+    seconds: Seconds = 0.0
+
+
+class TensorAnswer(Message):
+    """What a `ReadTensor` asked for."""
+
+    epoch: Epoch
+    number: StepNo
+    json: bytes = b""
+    error: Short = ""
+
+
 ToScheduler = (Submit | AbortRequest | ResumeRequest | Hello | Stop | Flush | ControlRequest | Ready
-               | StepResult | PageAnswer | Unloaded | AdapterAnswer | AdapterOrder)
+               | StepResult | PageAnswer | Unloaded | AdapterAnswer | AdapterOrder | WeightsOrder
+               | WeightsAnswer | TensorAnswer)
 
 
 # --- scheduler -> worker -------------------------------------------------------------------------
@@ -889,8 +975,27 @@ class DropAdapter(Message):
     number: Count
 
 
+class UpdateWeights(Message):
+    """Read the weights anew, and compute with them from the next step on; each rank answers with
+    `WeightsAnswer`. All ranks do, or none. No plan is under way."""
+
+    epoch: Epoch
+    number: StepNo
+    source: WeightsSource
+    """Its digest is empty."""
+
+
+class ReadTensor(Message):
+    """Tell the first numbers of a tensor (`TensorAnswer`), off the steps' thread; of rank 0."""
+
+    epoch: Epoch
+    number: StepNo
+    name: Short
+    most: Count
+
+
 ToWorker = (StepPlan | Masks | Reset | PageOrder | Unload | Reload | LoadAdapter
-            | DropAdapter)
+            | DropAdapter | UpdateWeights | ReadTensor)
 
 
 # --- scheduler -> detokenizer --------------------------------------------------------------------
@@ -913,6 +1018,8 @@ class SequenceEvent(Struct, frozen=True, array_like=True, gc=False):
     accepted_tokens: int | None = None
     pooled: Pooled | None = None
     """Sent with the end; the ledger does not keep it."""
+    weights: tuple[int, int] | None = None
+    """The run of tokens (`WeightsRuns`) that begins in this batch."""
 
 
 class Open(Message):
@@ -948,6 +1055,7 @@ class Open(Message):
     choices sends only the end for each."""
     created: Count = 0
     trace: TraceContext | None = None
+    weights: WeightsRuns = []
 
 
 class TokenBatch(Message):

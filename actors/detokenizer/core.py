@@ -308,6 +308,8 @@ class DetokenizerCore(Core):
         self._repeated += min(skip, count)
         if message.cached_tokens is not None:
             seq.cached = message.cached_tokens
+        if len(message.weights) > len(seq.runs):
+            seq.runs = list(message.weights)
         if count >= skip:
             seq.drafted, seq.accepted = message.draft_tokens, message.accepted_tokens
         if end is not None:

@@ -143,9 +143,10 @@ def usage_of_prompts(counts: Sequence[Usage]) -> Usage:
                  *_sums(counts))
 
 
-def _sums(counts: Sequence[Usage]) -> tuple[int, int, int]:
+def _sums(counts: Sequence[Usage]) -> tuple[int, int, int, int]:
+    """Of the tokens; and the newest weights."""
     return (sum(one.completion_tokens for one in counts), sum(one.draft_tokens for one in counts),
-            sum(one.accepted_tokens for one in counts))
+            sum(one.accepted_tokens for one in counts), max(one.weight_version for one in counts))
 
 
 class ChoiceReader:

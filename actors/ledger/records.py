@@ -25,9 +25,11 @@ from actorium.actors.messages import (
     StepNo,
     Submit,
     TokenBatch,
+    WeightsRuns,
+    WeightsSource,
 )
 
-META, ADMISSION, BATCH, OUTPUT, COUNTS, ACTIVITY, ADAPTERS = 1, 2, 3, 4, 5, 6, 7
+META, ADMISSION, BATCH, OUTPUT, COUNTS, ACTIVITY, ADAPTERS, WEIGHTS = 1, 2, 3, 4, 5, 6, 7, 8
 """Kinds of records."""
 
 
@@ -125,6 +127,16 @@ class AdaptersRecord(Struct, frozen=True, array_like=True):
     repeats its order."""
 
 
+class WeightsRecord(Struct, frozen=True, array_like=True):
+    """The model's weights from here on."""
+
+    version: Count = 0
+    """Counts the changes since the engine's start."""
+    source: WeightsSource = WeightsSource()
+    orders: list[tuple[bytes, str]] = []
+    """(client, rid) of the last orders that were carried out."""
+
+
 class OutputRecord(Struct, frozen=True, array_like=True):
     """Everything that a sequence has emitted, in one record: compaction replaces its batches by it.
     """
@@ -139,6 +151,7 @@ class OutputRecord(Struct, frozen=True, array_like=True):
     drafted: Count = 0
     accepted: Count = 0
     marks: SequenceMarks = NO_MARKS
+    runs: WeightsRuns = []
 
 
 class RequestRecord(Struct, frozen=True, array_like=True, gc=False):
@@ -164,6 +177,7 @@ class SequenceOutput(Struct):
     """Drafts verified for it, and those accepted."""
     accepted: int = 0
     marks: SequenceMarks = NO_MARKS
+    runs: WeightsRuns = []
     incomplete: bool = False
     """Some of it may be missing: it goes on after what is known, whether or not it had ended."""
 
@@ -195,6 +209,8 @@ class LedgerHistory:
         self.activity = ActivityRecord()
         self.adapters: AdaptersRecord | None = None
         """None = nothing is recorded of any."""
+        self.weights: WeightsRecord | None = None
+        """Likewise."""
         self.unreadable = 0
         """Records that are whole but mean nothing to this version."""
         self.counts: dict[str, float] = {}
@@ -234,7 +250,7 @@ class LedgerHistory:
         self.apply(_DECODE[kind](payload))
 
     def apply(self, message: LedgerMeta | AdmissionRecord | OutputRecord | TokenBatch
-              | CountsRecord | ActivityRecord | AdaptersRecord) -> None:
+              | CountsRecord | ActivityRecord | AdaptersRecord | WeightsRecord) -> None:
         """Apply a record's message."""
         if isinstance(message, LedgerMeta):
             self.meta = message
@@ -250,6 +266,8 @@ class LedgerHistory:
             self.activity = message
         elif isinstance(message, AdaptersRecord):
             self.adapters = message
+        elif isinstance(message, WeightsRecord):
+            self.weights = message
         else:
             self._on_batch(message)
 
@@ -268,7 +286,8 @@ class LedgerHistory:
             self.forget(key)  # long finished, and its rid was used again
             known = None
         if known is None:
-            choices = [SequenceOutput(message.sid + i, bytearray(), logprobs=[], prompt_logprobs=[])
+            choices = [SequenceOutput(message.sid + i, bytearray(), logprobs=[], prompt_logprobs=[],
+                                      runs=[])
                        for i in range(submit.n)]
             self.entries[key] = LedgerEntry(submit, choices, self.meta.model if self.meta else "")
             self._outputs.update((output.sid, output) for output in choices)
@@ -302,7 +321,7 @@ class LedgerHistory:
         output.prompt_logprobs = list(message.prompt_logprobs)
         output.cached_tokens = message.cached_tokens
         output.drafted, output.accepted = message.drafted, message.accepted
-        output.marks = message.marks
+        output.marks, output.runs = message.marks, list(message.runs)
         output.incomplete = False
         output.finish = message.finish or output.finish
 
@@ -360,6 +379,9 @@ class LedgerHistory:
             starts = {row.start for row in output.prompt_logprobs}
             if event.prompt_logprobs.start not in starts:
                 output.prompt_logprobs.append(event.prompt_logprobs)
+        if event.weights is not None and (
+                not output.runs or output.runs[-1][0] < event.weights[0]):
+            output.runs.append(event.weights)
         if event.finish_reason is not None and not output.incomplete:
             output.finish = msgspec.structs.replace(event, logprobs=None, prompt_logprobs=None,
                                                     pooled=None)
@@ -407,7 +429,7 @@ def output_record(output: SequenceOutput) -> OutputRecord:
     """All that is known of the sequence."""
     return OutputRecord(output.sid, bytes(output.tokens), output.cached_tokens, output.logprobs,
                         output.prompt_logprobs, output.finish, output.drafted, output.accepted,
-                        output.marks)
+                        output.marks, output.runs)
 
 
 def make_record(kind: int, message: Any) -> LedgerRecord:
@@ -426,4 +448,5 @@ _DECODE: dict[int, Any] = {
     kind: msgspec.msgpack.Decoder(type_).decode
     for kind, type_ in ((META, LedgerMeta), (ADMISSION, AdmissionRecord), (BATCH, TokenBatch),
                         (OUTPUT, OutputRecord), (COUNTS, CountsRecord),
-                        (ACTIVITY, ActivityRecord), (ADAPTERS, AdaptersRecord))}
+                        (ACTIVITY, ActivityRecord), (ADAPTERS, AdaptersRecord),
+                        (WEIGHTS, WeightsRecord))}

@@ -132,7 +132,7 @@ class OutgoingMessages:
                 emitted_logprobs=choice.logprobs.copy(),
                 prompt_logprobs=choice.prompt_logprobs.copy(), end=choice.finish, again=again,
                 cached_tokens=choice.cached_len if choice.first_token_reported else None,
-                draft_tokens=drafted, accepted_tokens=accepted)
+                draft_tokens=drafted, accepted_tokens=accepted, weights=choice.runs.copy())
 
     # --- sending ---------------------------------------------------------------------------------
 

@@ -114,6 +114,11 @@ class SequenceState:
     logprobs: list[RowLogprobs] = field(default_factory=list)
     """Of all its emitted tokens, in order, where a recovery may want them."""
     prompt_logprobs: list[RowLogprobs] = field(default_factory=list)
+    runs: list[tuple[int, int]] = field(default_factory=list)
+    """See `WeightsRuns`."""
+    weights: str = ""
+    """What stands for the weights in the name of its prefixes: those of its admission, while it
+    holds a slot."""
     finish: SequenceEvent | None = None
     """How it has ended."""
     marks: SequenceMarks = NO_MARKS

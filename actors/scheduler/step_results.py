@@ -3,6 +3,7 @@ for the detokenizer, and shares the pages of images that the step has computed."
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -61,7 +62,8 @@ def apply_result(state: SchedulerState, record: PlanRecord, result: StepResult) 
     """
     table, slots = state.table, record.slots
     starts = table.emitted[slots]
-    if _is_steady(record, result) and table.sid[slots].tobytes() == record.sids_column:
+    if (not state.older_weights and _is_steady(record, result)
+            and table.sid[slots].tobytes() == record.sids_column):
         if record.window > 1:
             return _apply_draft_windows(state, record, result, starts)
         table.append_one(slots, starts, np.frombuffer(result.tokens, np.int32))
@@ -72,7 +74,7 @@ def apply_result(state: SchedulerState, record: PlanRecord, result: StepResult) 
     rows = _unpack(record, result)
     known = _apply_rows(state, record, rows, starts)
     state.charge_tenants(record.sids[known], rows.counts[known])
-    events = _events(state, record, rows, result, known)
+    events = _events(state, record, rows, result, known, starts)
     credited = _batch(record, result.epoch, rows, known, starts, events)
     credited.verified = _verified(record, rows)
     return credited
@@ -183,11 +185,12 @@ def _batch(record: PlanRecord, epoch: int, rows: ResultRows, known: NDArray[np.b
 
 
 def _events(state: SchedulerState, record: PlanRecord, rows: ResultRows, result: StepResult,
-            known: NDArray[np.bool_]) -> list[SequenceEvent]:
-    """Returns an event for each sequence that has a first token, an end or logprobs."""
+            known: NDArray[np.bool_], starts: Ints) -> list[SequenceEvent]:
+    """Returns an event for each sequence that has a first token, one of other weights than before,
+    an end or logprobs."""
     finished = rows.finish.any()
     if not (record.firsts or finished or result.logprobs or result.prompt_logprobs
-            or result.pooled):
+            or result.pooled or state.older_weights):
         return []
     news: dict[int, dict[str, Any]] = {}
     for row in range(record.firsts):
@@ -195,6 +198,8 @@ def _events(state: SchedulerState, record: PlanRecord, rows: ResultRows, result:
         if sequence is not None and not sequence.first_token_reported:
             sequence.first_token_reported = True
             news[sequence.sid] = {"cached_tokens": sequence.cached_len}
+    for sid, run in _runs(state, record, rows, known, starts):
+        news.setdefault(sid, {})["weights"] = run
     for logprobs in result.logprobs:
         if known[logprobs.row]:
             sid = int(record.sids[logprobs.row])
@@ -217,6 +222,20 @@ def _events(state: SchedulerState, record: PlanRecord, rows: ResultRows, result:
         sequence.finish = msgspec.structs.replace(events[sequence.sid], logprobs=None,
                                                   prompt_logprobs=None)
     return list(events.values())
+
+
+def _runs(state: SchedulerState, record: PlanRecord, rows: ResultRows, known: NDArray[np.bool_],
+          starts: Ints) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Yields (sid, run) of the sequences whose tokens are of other weights from this step on."""
+    among = (starts == 0) & bool(state.weights)
+    if state.older_weights:
+        among |= np.isin(record.sids, list(state.older_weights))
+    for row in np.flatnonzero(among & known & (rows.counts > 0)):
+        sequence = state.sequences[int(record.sids[row])]
+        run = int(starts[row]), state.weights
+        state.older_weights.discard(sequence.sid)
+        sequence.runs.append(run)
+        yield sequence.sid, run
 
 
 def _finish(state: SchedulerState, record: PlanRecord, rows: ResultRows, known: NDArray[np.bool_],
@@ -248,7 +267,8 @@ def _finish_pooled(state: SchedulerState, record: PlanRecord, result: StepResult
         with state.guard.of(sequence.request):
             state.finish(sequence)
             news[sequence.sid] = {"cached_tokens": sequence.cached_len, "finish_reason": "stop",
-                                  "pooled": pooled}
+                                  "pooled": pooled} | (
+                {"weights": (0, state.weights)} if state.weights else {})
             ended.append(sequence)
     return ended
 

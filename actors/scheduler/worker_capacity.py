@@ -16,7 +16,7 @@ from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
 from actorium.actors.scheduler.request_state import Rejection, RequestState
 
 SAME = ("page_size", "slots", "max_model_len", "vocab_size", "recurrent", "drafts", "host_parts",
-        "disk", "adapters", "pooling", "whole_prompts")
+        "disk", "adapters", "pooling", "whole_prompts", "weights")
 """Fields of `Ready` in which ranks that serve one model do not differ."""
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import torch
 
 from actorium.actors.config.parsed_values import parse_passes, parse_speculative
 from actorium.actors.config.tree import Config
-from actorium.actors.errors import BadConfig
+from actorium.actors.errors import BadConfig, BadModel, shown
+from actorium.actors.models.gguf_folder import gguf_source
 from actorium.actors.models.model_dir import read_config
 from actorium.gpu.attention.backend_choice import select_attention
 from actorium.gpu.attention.capabilities import FP8_PAGES
@@ -51,6 +52,7 @@ from actorium.gpu.weights.fp8_weights import CacheScales, how_served, keeps
 from actorium.gpu.weights.loader import Fp8, Progress, holds, read_tensors
 from actorium.gpu.weights.random_weights import random_tensors
 from actorium.gpu.weights.sliced_tensors import slices_of
+from actorium.gpu.weights.weight_files import WeightFiles
 from actorium.kernels.backends import triton_fault
 
 LOG = logging.getLogger("actorium.model")
@@ -64,17 +66,22 @@ MODELS = {name: OF_LAYERS[own.layer] for name, own in ARCHITECTURES.items()}
 
 
 def load_model(path: Path, config: Config, device: torch.device, progress: Progress,
-               group: RankGroup = LoneRank(), choose: ChoosePasses = keep_all) -> LoadedModel:
+               group: RankGroup = LoneRank(), choose: ChoosePasses = keep_all,
+               files: WeightFiles | None = None, like: Decoder | None = None) -> LoadedModel:
     """The model at `path`, ready on the device; with the layer that drafts where it is asked for,
     or, by `auto`, where the checkpoint has it. Of a group of several ranks, this rank's part.
 
     progress(what, done, of) is called once per shard. choose: of the passes that are on, those that
-    are used. Raises `BadModel` with one line that names the file, field or tensor at fault, and
-    `BadConfig` for kernels or an attention backend that cannot run here.
+    are used. files: that its weights are read from, None = those at `path`. like: the same model
+    with other weights, whose kernels it takes over. Raises `BadModel` with one line that names the
+    file, field or tensor at fault, and `BadConfig` for kernels or an attention backend that cannot
+    run here.
     """
     if config.device.kernels == "triton" and (fault := triton_fault(device)):
         raise BadConfig(f"kernels: triton was asked for, but {fault}", "device.kernels")
     shape, where = read_shape(path, config), path / "config.json"
+    if files is not None:
+        _check_files(path, config, shape, files)
     if shape.by_transformers:
         return load_transformers(path, config, device, shape, progress, group)
     if shape.mtp_layers and not _drafts(path, shape, config):
@@ -93,19 +100,20 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
     kind, dtype, whole = MODELS[shape.architecture], TORCH_DTYPES[shape.dtype], shape
     slices, shape = slices_of(whole, group.place), whole.split(group.place.size)
     drafts = as_served(shape, demand_of(config))[1].drafts
-    attention = select_attention(shape, config, device, drafts)
+    attention = like.attention if like else select_attention(shape, config, device, drafts)
     specs = model_tensors(shape)
-    if config.model.load_format == "dummy":
+    if config.model.load_format == "dummy" and files is None:
         tensors = random_tensors(specs, dtype, device, config.model.seed, progress, fp8,
                                  shape.grouped, slices)
     else:
-        tensors = read_tensors(path, specs, dtype, device, progress, kind.fused(whole), fp8,
+        tensors = read_tensors(files.path if files else path, specs, dtype, device, progress,
+                               kind.fused(whole), fp8,
                                _cache_scales(config, whole, group.place), shape.grouped,
                                stored_weights(raw, where), slices,
                                ARCHITECTURES[shape.architecture].names,
-                               ignored_tensors(whole, raw))
+                               ignored_tensors(whole, raw), files.over if files else None)
     model = kind(shape, tensors, device, attention, config.device.native_kernels,
-                 config.device.kernels, group)
+                 config.device.kernels, group, like.ops if like else None)
     model.drafter = load_drafter(model, tensors)
     if shape.pooling is not None:
         model.pooler = load_pooler(shape.pooling, path, device, tensors)
@@ -120,6 +128,24 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
     PassManager(model, model.passes,
                 Path(dump) if (dump := config.device.dump_passes) else None).install()
     return model
+
+
+def _check_files(path: Path, config: Config, shape: ModelShape, files: WeightFiles) -> None:
+    """Raises `BadModel` where the model at `path` cannot have its weights from these files."""
+    if shape.by_transformers:
+        raise BadModel(f"{files.path}: a model that transformers' classes run keeps its weights")
+    if not files.path.is_dir():
+        raise BadModel(f"{files.path}: no such directory")
+    if (gguf_source(files.path) is None) != (gguf_source(path) is None):
+        raise BadModel(f"{files.path}: the model is served from {path}, whose format is another")
+    if files.path == path or not (files.path / "config.json").is_file():
+        return
+    theirs = read_shape(files.path, config)
+    for field in fields(shape):
+        one, other = getattr(shape, field.name), getattr(theirs, field.name)
+        if one != other:
+            raise BadModel(f"{files.path / 'config.json'}: another model than the one that is "
+                           f"served: {field.name} is {shown(other)} instead of {shown(one)}")
 
 
 def _cache_scales(config: Config, shape: ModelShape, place: RankPlace) -> CacheScales | None:

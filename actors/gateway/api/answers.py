@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from actorium.actors.gateway.served_model import AnyTokenTexts, TokenTexts
 from actorium.actors.messages import TokenLogprob, Usage
@@ -29,6 +29,8 @@ class CompletionUsage(Struct):
     total_tokens: int = 0
     prompt_tokens_details: dict[str, int] = {}
     completion_tokens_details: dict[str, int] = {}
+    weight_version: int | UnsetType = UNSET
+    """Of the weights that made the last token; left out while they are those of the start."""
 
 
 class TopLogprob(Struct):
@@ -68,7 +70,7 @@ def completion_usage(used: Usage) -> CompletionUsage:
                "rejected_prediction_tokens": used.draft_tokens - used.accepted_tokens} \
         if used.draft_tokens else {}
     return CompletionUsage(prompt, done, prompt + done, {"cached_tokens": used.cached_tokens},
-                           details)
+                           details, used.weight_version or UNSET)
 
 
 def chat_logprobs(each: Sequence[TokenLogprob] | None, texts: AnyTokenTexts

@@ -37,10 +37,15 @@ from actorium.actors.messages import TokenLogprob, Usage
 from actorium.actors.params import SamplingParams
 
 Prompt = str | list[int]
-WEIGHT_VERSION = "default"
+FIRST_VERSION = "default"
 """SGLang's version of weights that were never replaced while serving."""
 Row = tuple[float | None, int, str | None]
 """Log-probability, token, and the token's text where that is asked for."""
+
+
+def shown_version(number: int) -> str:
+    """Returns the version of weights as SGLang's answers have it."""
+    return str(number) if number else FIRST_VERSION
 
 
 class GenerateOutput:
@@ -82,7 +87,8 @@ class GenerateOutput:
         done = 0 if self._prompt_only else used.completion_tokens
         meta: dict[str, Any] = {
             "id": self._label, "finish_reason": self._reason(done),
-            "prompt_tokens": used.prompt_tokens, "weight_version": WEIGHT_VERSION,
+            "prompt_tokens": used.prompt_tokens,
+            "weight_version": shown_version(used.weight_version),
             **self._logprob_fields(), "completion_tokens": done,
             "cached_tokens": used.cached_tokens}
         if self._last is not None:

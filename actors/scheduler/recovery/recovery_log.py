@@ -27,6 +27,7 @@ from actorium.actors.ledger.records import (
     BATCH,
     COUNTS,
     NO_MARKS,
+    WEIGHTS,
     ActivityRecord,
     AdaptersRecord,
     AdmissionRecord,
@@ -35,6 +36,7 @@ from actorium.actors.ledger.records import (
     LedgerHistory,
     SequenceMarks,
     SequenceOutput,
+    WeightsRecord,
     entry_records,
     make_record,
 )
@@ -202,6 +204,11 @@ class RecoveryLog:
         if self._writes:
             self._write(make_record(ADAPTERS, record))
 
+    def weights(self, record: WeightsRecord) -> None:
+        """Records which weights the worker has."""
+        if self._writes:
+            self._write(make_record(WEIGHTS, record))
+
     def _write(self, written: LedgerRecord) -> None:
         self._records.append(Send(LEDGER, written))
 
@@ -226,7 +233,7 @@ class RecoveryLog:
             sequence.sid, bytearray(table.emitted_of(sequence).tobytes()),
             sequence.cached_len if sequence.first_token_reported else None, sequence.logprobs,
             sequence.prompt_logprobs, sequence.finish, *table.drafts_of(sequence),
-            self._marks_of(sequence))
+            self._marks_of(sequence), sequence.runs)
 
     # --- ended requests, and those of other clients ---
 
@@ -415,6 +422,7 @@ def _restore(sequence: SequenceState, output: SequenceOutput) -> None:
         sequence.counted, sequence.cached_len = True, output.marks.cached_tokens
     if output.cached_tokens is not None:
         sequence.first_token_reported, sequence.cached_len = True, output.cached_tokens
+    sequence.runs = output.runs
     sequence.prompt_logprobs_reported = max((row.start + len(row.chosen) // 4
                                              for row in output.prompt_logprobs),
                                             default=1)
