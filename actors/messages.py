@@ -14,6 +14,8 @@ All messages are in one file, because the protocol is best read in one place.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Raw, Struct
@@ -420,6 +422,39 @@ class Pooled(Struct, frozen=True, array_like=True, gc=False):
         return [view[at:at + width].tolist() for at in range(0, rows[0] * width, width)]
 
 
+BYTE_EXPERTS = 256
+"""Experts of a layer whose numbers fit a byte."""
+MAX_ROUTED_BYTES = 24 << 20
+"""The most that are kept of a sequence's experts: they go to the client in one message."""
+
+
+class RoutedExperts(Struct, frozen=True, array_like=True, gc=False):
+    """The experts that the mixtures of a model chose for consecutive tokens."""
+
+    shape: tuple[Count, Count, Count]
+    """(tokens, layers with a mixture of experts, experts chosen by each)"""
+    data: bytes
+    """u1[*shape]; u2, little-endian, of models with more than 256 experts a layer."""
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number."""
+        return len(self.data) // max(math.prod(self.shape), 1)
+
+    def tolist(self) -> list[list[list[int]]]:
+        """Returns the experts' numbers: by token, by layer, in the order of their scores."""
+        (tokens, layers, chosen), view = self.shape, memoryview(self.data).cast("BH"[self.width - 1])
+        return [[view[at:at + chosen].tolist()
+                 for at in range(token * layers * chosen, (token + 1) * layers * chosen, chosen)]
+                for token in range(tokens)]
+
+    def part(self, first: int, end: int) -> RoutedExperts:
+        """Returns those of the tokens `first` to `end` - 1."""
+        tokens, layers, chosen = self.shape
+        size, end = len(self.data) // max(tokens, 1), min(end, tokens)
+        return RoutedExperts((end - first, layers, chosen), self.data[first * size:end * size])
+
+
 class Delta(Struct, frozen=True, array_like=True, gc=False):
     """The output of one choice of one request since its last delta."""
 
@@ -446,6 +481,8 @@ class Delta(Struct, frozen=True, array_like=True, gc=False):
     """Set with finish_reason == "stop" where `Generate.pooling` is."""
     weights: WeightsRuns = []
     """Set with finish_reason."""
+    routed_experts: RoutedExperts | None = None
+    """Set with finish_reason, if asked for: of the prompt and all tokens but the last."""
 
 
 class TextBatch(Message):
@@ -691,6 +728,8 @@ class Ready(Message):
     """Every token attends to all of its prompt, which is computed in one step and never cached."""
     weights: WeightsSource = WeightsSource()
     """What it computes with."""
+    routing: tuple[Count, Count, Count] = (0, 0, 0)
+    """Layers with a mixture of experts, experts that each chooses, experts that each has."""
 
 
 class RowLogprobs(Struct, frozen=True, array_like=True, gc=False):
@@ -708,6 +747,28 @@ class RowLogprobs(Struct, frozen=True, array_like=True, gc=False):
     """i4[count, k]"""
     top_logprobs: bytes
     """f4[count, k]"""
+
+
+class RowExperts(Struct, frozen=True, array_like=True, gc=False):
+    """The experts of one sequence's tokens of a step, or of consecutive tokens of a sequence."""
+
+    row: int
+    """In a result: index of the sampled row; of an extend, -1 - slot."""
+    start: int
+    """Number of the first token within the sequence, prompt included; in a result: of extends."""
+    experts: RoutedExperts
+
+    @property
+    def end(self) -> int:
+        """Number of the token behind the last one."""
+        return self.start + self.experts.shape[0]
+
+
+def joined_experts(rows: Sequence[RowExperts]) -> RoutedExperts:
+    """Returns the experts of tokens that come one behind the other, as one; of one row at least."""
+    _, layers, chosen = rows[0].experts.shape
+    return RoutedExperts((rows[-1].end - rows[0].start, layers, chosen),
+                         b"".join(own.experts.data for own in rows))
 
 
 class StepResult(Message):
@@ -753,6 +814,8 @@ class StepResult(Message):
     draft_counts: bytes = b""
     """u1[decodes]: drafts that each verified, where that is fewer than planned; b"" = as planned.
     """
+    experts: list[RowExperts] = []
+    """Of extends: of all their tokens; of decodes: of the last token and the accepted drafts."""
 
 
 class PageAnswer(Message):
@@ -1020,6 +1083,8 @@ class SequenceEvent(Struct, frozen=True, array_like=True, gc=False):
     """Sent with the end; the ledger does not keep it."""
     weights: tuple[int, int] | None = None
     """The run of tokens (`WeightsRuns`) that begins in this batch."""
+    experts: RowExperts | None = None
+    """The next ones of the sequence."""
 
 
 class Open(Message):
@@ -1056,6 +1121,8 @@ class Open(Message):
     created: Count = 0
     trace: TraceContext | None = None
     weights: WeightsRuns = []
+    experts: list[RowExperts] = []
+    """In order, from the first token on."""
 
 
 class TokenBatch(Message):

@@ -316,6 +316,7 @@ class DetokenizerCore(Core):
             seq.apply_event(end)
         for row in message.prompt_logprobs:
             seq.add_prompt_logprobs(row)
+        seq.add_experts(message.experts)
         if count > skip:
             self._unsent[seq.sid] = seq
             emitted = memoryview(message.emitted).cast("i").tolist()

@@ -13,11 +13,14 @@ from actorium.actors.messages import (
     Open,
     Pooled,
     Rejected,
+    RoutedExperts,
+    RowExperts,
     RowLogprobs,
     SequenceEvent,
     TokenBatch,
     TokenLogprob,
     Usage,
+    joined_experts,
 )
 from actorium.actors.params import TextParams
 from actorium.actors.runtime.inflight_journal import name_of
@@ -35,7 +38,7 @@ class OutputSequence:
                  "created", "cached", "seen", "gap_end", "asked_at", "drafted", "accepted",
                  "finish_reason", "stop_reason", "error", "trace", "first_at", "_prompt",
                  "_stream", "_stops", "_min_tokens", "_include_stop", "_text", "_tokens", "_start",
-                 "_logprobs", "_prompt_logprobs", "_prompt_told", "_pooled", "runs")
+                 "_logprobs", "_prompt_logprobs", "_prompt_told", "_pooled", "_experts", "runs")
 
     def __init__(self, message: Open, stream: IncrementalDetokenizer, now: float = 0.0) -> None:
         self.sid = message.sid
@@ -81,6 +84,7 @@ class OutputSequence:
         self._prompt_logprobs: list[TokenLogprob | None] | None = None
         self._prompt_told = False
         self._pooled: Pooled | None = None
+        self._experts: list[RowExperts] = []
 
     @property
     def key(self) -> Key:
@@ -102,6 +106,8 @@ class OutputSequence:
         """Size of what waits to be sent: tokens, and alternatives of their logprobs."""
         entries = self._logprobs
         numbers = len(self._pooled.data) // 4 if self._pooled else 0
+        if self.finish_reason is not None:
+            numbers += sum(len(own.experts.data) for own in self._experts) // 4
         return len(self._tokens) + numbers + sum(1 + len(e.top) for e in entries or ())
 
     def append_tokens(self, tokens: Sequence[int], stop_token: int | None = None) -> bool:
@@ -175,6 +181,15 @@ class OutputSequence:
             self.runs.append(event.weights)
         if event.prompt_logprobs is not None:
             self.add_prompt_logprobs(event.prompt_logprobs)
+        if event.experts is not None:
+            self.add_experts([event.experts])
+
+    def add_experts(self, experts: Sequence[RowExperts]) -> None:
+        """Adds the experts of consecutive tokens, as far as they are new; they go out at the end.
+        """
+        for own in experts:
+            if own.start == (self._experts[-1].end if self._experts else 0):
+                self._experts.append(own)
 
     def add_prompt_logprobs(self, row: RowLogprobs) -> None:
         """Adds the logprobs of prompt positions from `row.start` on; they go out with the first
@@ -188,12 +203,19 @@ class OutputSequence:
         for i, entry in enumerate(expand(row, tokens)):
             self._prompt_logprobs[row.start + i] = entry
 
+    def _joined_experts(self) -> RoutedExperts | None:
+        """Returns those of the prompt and of all tokens but the last, which is never computed."""
+        if not self._experts:
+            return None
+        return joined_experts(self._experts).part(0, max(self.prompt_tokens + self.seen - 1, 0))
+
     def delta(self) -> Delta:
         """Returns everything since the last delta. Tokens may be ahead of the text, which is held
         back."""
-        usage, runs = None, list[tuple[int, int]]()
+        usage, runs, experts = None, list[tuple[int, int]](), None
         if self.finish_reason is not None:  # a stop string may lie before the last ones
             runs = [run for run in self.runs if run[0] < max(self.seen, 1)]
+            experts = self._joined_experts()
             usage = Usage(self.prompt_tokens, self.cached, self.seen, self.drafted, self.accepted,
                           runs[-1][1] if runs else 0)
         prompt_logprobs = None
@@ -204,7 +226,7 @@ class OutputSequence:
                      array("i", self._tokens).tobytes(), self._logprobs, prompt_logprobs,
                      self.finish_reason, self.stop_reason, usage, self.error,
                      *((0, 0) if self._start else (self.prompt_tokens, self.created)),
-                     self._pooled, runs)
+                     self._pooled, runs, experts)
         self._text = ""
         self._tokens = []
         self._start = self.seen

@@ -18,6 +18,7 @@ from actorium.actors.messages import (
     Column,
     Count,
     NamedAdapter,
+    RowExperts,
     RowLogprobs,
     SequenceEvent,
     Short,
@@ -152,6 +153,7 @@ class OutputRecord(Struct, frozen=True, array_like=True):
     accepted: Count = 0
     marks: SequenceMarks = NO_MARKS
     runs: WeightsRuns = []
+    experts: list[RowExperts] = []
 
 
 class RequestRecord(Struct, frozen=True, array_like=True, gc=False):
@@ -178,6 +180,7 @@ class SequenceOutput(Struct):
     accepted: int = 0
     marks: SequenceMarks = NO_MARKS
     runs: WeightsRuns = []
+    experts: list[RowExperts] = []
     incomplete: bool = False
     """Some of it may be missing: it goes on after what is known, whether or not it had ended."""
 
@@ -287,7 +290,7 @@ class LedgerHistory:
             known = None
         if known is None:
             choices = [SequenceOutput(message.sid + i, bytearray(), logprobs=[], prompt_logprobs=[],
-                                      runs=[])
+                                      runs=[], experts=[])
                        for i in range(submit.n)]
             self.entries[key] = LedgerEntry(submit, choices, self.meta.model if self.meta else "")
             self._outputs.update((output.sid, output) for output in choices)
@@ -319,6 +322,7 @@ class LedgerHistory:
         output.tokens = bytearray(message.tokens)
         output.logprobs = list(message.logprobs)
         output.prompt_logprobs = list(message.prompt_logprobs)
+        output.experts = list(message.experts)
         output.cached_tokens = message.cached_tokens
         output.drafted, output.accepted = message.drafted, message.accepted
         output.marks, output.runs = message.marks, list(message.runs)
@@ -379,12 +383,15 @@ class LedgerHistory:
             starts = {row.start for row in output.prompt_logprobs}
             if event.prompt_logprobs.start not in starts:
                 output.prompt_logprobs.append(event.prompt_logprobs)
+        if event.experts is not None and event.experts.start == (
+                output.experts[-1].end if output.experts else 0):
+            output.experts.append(event.experts)
         if event.weights is not None and (
                 not output.runs or output.runs[-1][0] < event.weights[0]):
             output.runs.append(event.weights)
         if event.finish_reason is not None and not output.incomplete:
             output.finish = msgspec.structs.replace(event, logprobs=None, prompt_logprobs=None,
-                                                    pooled=None)
+                                                    pooled=None, experts=None)
             self._uncounted[f"finished_{event.finish_reason}"] += 1
 
     def forget(self, key: tuple[bytes, str]) -> None:
@@ -414,7 +421,8 @@ def request_record(entry: LedgerEntry) -> RequestRecord:
     """All that is known of a request; see `LedgerHistory.restore`."""
     return RequestRecord(entry.submit, entry.choices[0].sid, [
         output_record(output) for output in entry.choices
-        if output.tokens or output.finish or output.prompt_logprobs or output.marks != NO_MARKS])
+        if output.tokens or output.finish or output.prompt_logprobs or output.experts
+        or output.marks != NO_MARKS])
 
 
 def entry_records(entry: LedgerEntry) -> Iterator[LedgerRecord]:
@@ -429,7 +437,7 @@ def output_record(output: SequenceOutput) -> OutputRecord:
     """All that is known of the sequence."""
     return OutputRecord(output.sid, bytes(output.tokens), output.cached_tokens, output.logprobs,
                         output.prompt_logprobs, output.finish, output.drafted, output.accepted,
-                        output.marks, output.runs)
+                        output.marks, output.runs, output.experts)
 
 
 def make_record(kind: int, message: Any) -> LedgerRecord:

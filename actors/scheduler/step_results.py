@@ -11,7 +11,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from actorium.actors.messages import RowLogprobs, SequenceEvent, StepResult, TokenBatch
+from actorium.actors.messages import (
+    RowExperts,
+    RowLogprobs,
+    SequenceEvent,
+    StepResult,
+    TokenBatch,
+)
 from actorium.actors.scheduler.cache.page_allocator import Ints
 from actorium.actors.scheduler.cache.radix_cache import shareable
 from actorium.actors.scheduler.request_state import (
@@ -85,7 +91,8 @@ def _is_steady(record: PlanRecord, result: StepResult) -> bool:
     logprobs."""
     rows = len(record.slots)
     if (record.firsts or not rows or result.finish != bytes(rows)
-            or result.logprobs or result.prompt_logprobs or record.pooled or result.pooled):
+            or result.logprobs or result.prompt_logprobs or record.pooled or result.pooled
+            or result.experts):
         return False
     if record.window == 1:
         return result.counts == b"\1" * rows and len(result.tokens) == 4 * rows
@@ -190,7 +197,7 @@ def _events(state: SchedulerState, record: PlanRecord, rows: ResultRows, result:
     an end or logprobs."""
     finished = rows.finish.any()
     if not (record.firsts or finished or result.logprobs or result.prompt_logprobs
-            or result.pooled or state.older_weights):
+            or result.pooled or result.experts or state.older_weights):
         return []
     news: dict[int, dict[str, Any]] = {}
     for row in range(record.firsts):
@@ -215,12 +222,15 @@ def _events(state: SchedulerState, record: PlanRecord, rows: ResultRows, result:
                 news.setdefault(sequence.sid, {})["prompt_logprobs"] = fresh
                 if state.keep_history:
                     sequence.prompt_logprobs.append(fresh)
+    for own in result.experts:
+        if (found := _unreported_experts(state, record, own, known, starts)) is not None:
+            news.setdefault(found[0], {})["experts"] = found[1]
     ended = _finish(state, record, rows, known, news) if finished else []
     ended += _finish_pooled(state, record, result, news)
     events = {sid: SequenceEvent(sid=sid, **fields) for sid, fields in news.items()}
     for sequence in ended:
         sequence.finish = msgspec.structs.replace(events[sequence.sid], logprobs=None,
-                                                  prompt_logprobs=None)
+                                                  prompt_logprobs=None, experts=None)
     return list(events.values())
 
 
@@ -295,6 +305,27 @@ def _unreported_logprobs(sequence: SequenceState, logprobs: RowLogprobs) -> RowL
         logprobs, start=logprobs.start + skip, chosen=logprobs.chosen[4 * skip:],
         ranks=logprobs.ranks[4 * skip:], top_ids=logprobs.top_ids[top * skip:],
         top_logprobs=logprobs.top_logprobs[top * skip:])
+
+
+def _unreported_experts(state: SchedulerState, record: PlanRecord, own: RowExperts,
+                        known: NDArray[np.bool_], starts: Ints) -> tuple[int, RowExperts] | None:
+    """Returns the sequence, and the part of its experts that was not reported before a preemption
+    computed them again."""
+    if own.row >= 0 and not known[own.row]:
+        return None
+    sid = record.extends[-1 - own.row] if own.row < 0 else int(record.sids[own.row])
+    sequence = state.sequences.get(sid)
+    if sequence is None:
+        return None
+    start = own.start if own.row < 0 else sequence.prompt_len + int(starts[own.row]) - 1
+    count, reported = own.experts.shape[0], sequence.experts_reported
+    if not start <= reported < start + count:
+        return None
+    sequence.experts_reported = start + count
+    fresh = RowExperts(0, reported, own.experts.part(reported - start, count))
+    if state.keep_history:
+        sequence.experts.append(fresh)
+    return sid, fresh
 
 
 def apply_media(state: SchedulerState, record: PlanRecord,

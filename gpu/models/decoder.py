@@ -33,7 +33,7 @@ from actorium.gpu.models.forward_context import (
     StatePlan,
     plan_attention,
 )
-from actorium.gpu.models.layer_weights import LayerWeights, NamedProduct
+from actorium.gpu.models.layer_weights import LayerWeights, NamedProduct, RoutingTape
 from actorium.gpu.models.pooler import Pooler
 from actorium.gpu.models.rotary import rope_tables
 from actorium.gpu.parallel.rank_group import LoneRank, RankGroup
@@ -183,6 +183,7 @@ class LoadedModel(ABC):
         if shape.alibi:
             first = group.place.rank * shape.heads
             self.slopes = torch.tensor(shape.alibi[first:first + shape.heads], device=device)
+        self.tape = RoutingTape()
         self.drafter: MtpDrafter | None = None
         """Of a model with a layer that drafts; who loads the model gives it one."""
         self.pooler: Pooler | None = None
@@ -271,7 +272,7 @@ class Decoder(LoadedModel):
         self.products: list[NamedProduct] = []
         """All that were made, but for those in leaves; none once the model is loaded."""
         whole = LayerWeights(tensors, "", self.ops, shape.norm_plus_one, group, device=device,
-                             made=self.products)
+                             made=self.products, tape=self.tape)
         # The largest first: what a layer is made of lies beside what was made before.
         self.embed, self.head = embedding_and_head(whole, shape)
         self.distances: Tensor | None = None

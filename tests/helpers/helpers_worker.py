@@ -25,6 +25,7 @@ from actorium.actors.messages import (
     Pooled,
     Ready,
     Reset,
+    RowExperts,
     RowLogprobs,
     StepPlan,
     Submit,
@@ -34,6 +35,7 @@ from actorium.actors.params import ResolvedParams, ResolvedPooling, TextParams
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.gpu.plan.sizes import page_table_width
 from actorium.gpu.step.pools import make_pools
+from actorium.gpu.step.routed_experts import routing_of
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.staging import DeviceArrays, HostArrays
 from actorium.gpu.step.tables import SlotTables
@@ -65,6 +67,7 @@ class Output:
     logprobs: list[RowLogprobs] = field(default_factory=list)
     prompt_logprobs: list[RowLogprobs] = field(default_factory=list)
     pooled: Pooled | None = None
+    experts: list[RowExperts] = field(default_factory=list)
 
 
 class Ring:
@@ -92,7 +95,8 @@ class Ring:
                                    host_pages=host.slots if host else 0,
                                    host_parts=host.parts if host else [],
                                    pooling=list(pooling.tasks) if pooling else [],
-                                   whole_prompts=bool(pooling and not pooling.causal)), 0.0)
+                                   whole_prompts=bool(pooling and not pooling.causal),
+                                   routing=routing_of(runner.model.shape)), 0.0)
         self.plans: deque[StepPlan] = deque()
         self.outputs: dict[int, Output] = {}
         self.most_in_flight = 0
@@ -157,6 +161,8 @@ class Ring:
             out.error = event.error or out.error
             out.cached = event.cached_tokens or out.cached
             out.pooled = event.pooled or out.pooled
+            if event.experts:
+                out.experts.append(event.experts)
             if event.logprobs:
                 out.logprobs.append(event.logprobs)
             if event.prompt_logprobs:

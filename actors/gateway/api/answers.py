@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
+from base64 import b64encode
 from collections.abc import Sequence
 from typing import TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
 from actorium.actors.gateway.served_model import AnyTokenTexts, TokenTexts
-from actorium.actors.messages import TokenLogprob, Usage
+from actorium.actors.messages import RoutedExperts, TokenLogprob, Usage
 
 
 class ApiObject(Struct, kw_only=True):
@@ -71,6 +73,31 @@ def completion_usage(used: Usage) -> CompletionUsage:
         if used.draft_tokens else {}
     return CompletionUsage(prompt, done, prompt + done, {"cached_tokens": used.cached_tokens},
                            details, used.weight_version or UNSET)
+
+
+class ShownExperts(Struct):
+    """Experts that the layers of a mixture of experts chose."""
+
+    shape: tuple[int, int, int]
+    """Tokens (of prompt and completion, but the last), layers, experts chosen by each."""
+    dtype: str
+    """uint8 | uint16"""
+    data: str
+    """Base64 of the numbers, little-endian."""
+
+
+def shown_experts(experts: RoutedExperts | None) -> ShownExperts | UnsetType:
+    """Returns them as one string; nothing where they were not asked for."""
+    if experts is None:
+        return UNSET
+    return ShownExperts(experts.shape, f"uint{8 * experts.width}",
+                        b64encode(experts.data).decode())
+
+
+def experts_int32(experts: RoutedExperts) -> str:
+    """Returns them as SGLang does."""
+    numbers = array("BH"[experts.width - 1], experts.data)
+    return b64encode(array("i", numbers).tobytes()).decode()
 
 
 def chat_logprobs(each: Sequence[TokenLogprob] | None, texts: AnyTokenTexts

@@ -20,6 +20,7 @@ from actorium.actors.gateway.answer_events import (
     ChoiceStarted,
     DeltaReader,
 )
+from actorium.actors.gateway.api import answers
 from actorium.actors.gateway.api.sglang_body import (
     DEFAULT_NEW_TOKENS,
     GenerateBody,
@@ -93,6 +94,8 @@ class GenerateOutput:
             "cached_tokens": used.cached_tokens}
         if self._last is not None:
             meta |= _speculation(used)
+            if self._last.routed_experts is not None:
+                meta["routed_experts"] = answers.experts_int32(self._last.routed_experts)
             if seconds is not None:
                 meta["e2e_latency"] = seconds
         return meta
@@ -224,7 +227,8 @@ class GenerateTurn(HttpTurn):
         if sampling.unlimited and ids is not None:
             room = max(1, self.model.max_model_len - len(ids))
             params = msgspec.structs.replace(params, max_tokens=min(DEFAULT_NEW_TOKENS, room))
-        params = msgspec.structs.replace(params, **options.params())
+        params = msgspec.structs.replace(params, **options.params(),
+                                         routed_experts=self.body.return_routed_experts)
         try:
             prompt_only = params.max_tokens == 0
             (msgspec.structs.replace(params, max_tokens=None) if prompt_only else params).check()

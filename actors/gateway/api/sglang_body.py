@@ -94,7 +94,6 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     session_params: Unsupported = None
     custom_logit_processor: Unsupported = None
     return_hidden_states: Unsupported = None
-    return_routed_experts: Unsupported = None
     return_sampling_mask: Unsupported = None
     return_flat_raw_top_logprobs: Unsupported = None
     return_entropy: Unsupported = None
@@ -119,6 +118,8 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     token_ids_logprob: list[int | list[int]] | None = None
     """Tokens whose log-probabilities are shown at each place."""
     return_text_in_logprobs: bool = False
+    return_routed_experts: bool = False
+    """Base64 of little-endian int32[tokens, layers, experts chosen], of all tokens but the last."""
     cache_salt: str | list[str] | None = None
     extra_key: str | list[str] | None = None
     """Keeps cached prefixes apart, as cache_salt does."""

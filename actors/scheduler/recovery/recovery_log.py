@@ -41,7 +41,14 @@ from actorium.actors.ledger.records import (
     make_record,
 )
 from actorium.actors.ledger.segments import LedgerRecord
-from actorium.actors.messages import ResumeRequest, RowLogprobs, Submit, TokenBatch
+from actorium.actors.messages import (
+    ResumeRequest,
+    RowExperts,
+    RowLogprobs,
+    Submit,
+    TokenBatch,
+    joined_experts,
+)
 from actorium.actors.runtime.inflight_journal import InflightJournal
 from actorium.actors.scheduler.request_state import (
     RequestState,
@@ -233,7 +240,7 @@ class RecoveryLog:
             sequence.sid, bytearray(table.emitted_of(sequence).tobytes()),
             sequence.cached_len if sequence.first_token_reported else None, sequence.logprobs,
             sequence.prompt_logprobs, sequence.finish, *table.drafts_of(sequence),
-            self._marks_of(sequence), sequence.runs)
+            self._marks_of(sequence), sequence.runs, sequence.experts)
 
     # --- ended requests, and those of other clients ---
 
@@ -346,6 +353,7 @@ def retained_bytes(request: RequestState) -> int:
         size += CHOICE_BYTES + choice.emitted.nbytes
         if choice.finish is not None and choice.finish.pooled is not None:
             size += len(choice.finish.pooled.data)
+        size += sum(LOGPROBS_BYTES + len(own.experts.data) for own in choice.experts)
         for row in (*choice.logprobs, *choice.prompt_logprobs):
             size += LOGPROBS_BYTES + sum(map(len, _columns(row)))
     return size
@@ -357,6 +365,8 @@ def _compact(request: RequestState) -> None:
         choice.key = choice.match = choice.started = None
         choice.logprobs = joined_rows(choice.logprobs)
         choice.prompt_logprobs = joined_rows(choice.prompt_logprobs)
+        if choice.experts:
+            choice.experts = [RowExperts(0, 0, joined_experts(choice.experts))]
 
 
 def joined_rows(rows: list[RowLogprobs]) -> list[RowLogprobs]:
@@ -422,7 +432,8 @@ def _restore(sequence: SequenceState, output: SequenceOutput) -> None:
         sequence.counted, sequence.cached_len = True, output.marks.cached_tokens
     if output.cached_tokens is not None:
         sequence.first_token_reported, sequence.cached_len = True, output.cached_tokens
-    sequence.runs = output.runs
+    sequence.runs, sequence.experts = output.runs, output.experts
+    sequence.experts_reported = output.experts[-1].end if output.experts else 0
     sequence.prompt_logprobs_reported = max((row.start + len(row.chosen) // 4
                                              for row in output.prompt_logprobs),
                                             default=1)
