@@ -443,7 +443,8 @@ class RoutedExperts(Struct, frozen=True, array_like=True, gc=False):
 
     def tolist(self) -> list[list[list[int]]]:
         """Returns the experts' numbers: by token, by layer, in the order of their scores."""
-        (tokens, layers, chosen), view = self.shape, memoryview(self.data).cast("BH"[self.width - 1])
+        tokens, layers, chosen = self.shape
+        view = memoryview(self.data).cast("B" if self.width == 1 else "H")
         return [[view[at:at + chosen].tolist()
                  for at in range(token * layers * chosen, (token + 1) * layers * chosen, chosen)]
                 for token in range(tokens)]

@@ -106,8 +106,6 @@ class OutputSequence:
         """Size of what waits to be sent: tokens, and alternatives of their logprobs."""
         entries = self._logprobs
         numbers = len(self._pooled.data) // 4 if self._pooled else 0
-        if self.finish_reason is not None:
-            numbers += sum(len(own.experts.data) for own in self._experts) // 4
         return len(self._tokens) + numbers + sum(1 + len(e.top) for e in entries or ())
 
     def append_tokens(self, tokens: Sequence[int], stop_token: int | None = None) -> bool:

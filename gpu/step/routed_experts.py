@@ -23,7 +23,7 @@ class RoutedRows(NamedTuple):
     start: int
     first: int
     """Among all rows of the step."""
-    count: int
+    length: int
 
 
 class RoutedStep(NamedTuple):
@@ -40,14 +40,14 @@ class RoutedStep(NamedTuple):
         tokens emitted: of a decode's rows, so many belong to tokens of the sequence."""
         (values,), out, at = self.values.wait(), [], 0
         values = values.astype(np.uint8 if self.experts <= BYTE_EXPERTS else "<u2")
-        for row, start, _, count in self.rows:
-            told = count if row < 0 else int(counts[row])
+        for row, start, _, length in self.rows:
+            told = length if row < 0 else int(counts[row])
             if told:
                 part = values[at:at + told]
                 layers, chosen = part.shape[1:]
                 out.append(RowExperts(row, start,
                                       RoutedExperts((told, layers, chosen), part.tobytes())))
-            at += count
+            at += length
         return out
 
 
@@ -70,6 +70,6 @@ def routed_rows(step: InputBatch, routed: set[int]) -> list[RoutedRows]:
 
 def chosen_of(chosen: list[Tensor], rows: list[RoutedRows]) -> Tensor:
     """i64[rows of all, layers, chosen]. chosen: [T, chosen] of each layer."""
-    index = torch.cat([torch.arange(own.first, own.first + own.count) for own in rows])
+    index = torch.cat([torch.arange(own.first, own.first + own.length) for own in rows])
     index = index.to(chosen[0].device)
     return torch.stack([own.index_select(0, index) for own in chosen], 1)

@@ -17,12 +17,11 @@ from helpers_worker import Output, Ring, make_runner
 
 from actorium.actors.messages import joined_experts
 from actorium.actors.params import ResolvedParams
+from actorium.actors.runtime.beat_gauges import eager_key
 from actorium.gpu.models.decoder import Decoder
 
 PROMPTS = [[(7 * i + n) % 199 for i in range(n)] for n in (1, 17, 40, 83)]
 TOLD = ResolvedParams(max_tokens=12, temperature=0.8, routed_experts=True)
-GEMMA = {"enable_moe_block": True, "num_experts": 5, "top_k_experts": 2,
-         "moe_intermediate_size": 24, "num_hidden_layers": 2, "sliding_window": 9}
 OTHERS: dict[str, tuple[Callable[[Path], Any], tuple[int, int]]] = {
     "DeepSeek-V3": (lambda path: write_deepseek(path, 3), (2, 3)),
     "Granite 4": (lambda path: write_granite(path, num_local_experts=4), (0, 0)),
@@ -93,7 +92,8 @@ def test_they_change_no_token_and_cost_nothing_where_nobody_asks(moe: tuple[Deco
         quiet.submit(prompt, ResolvedParams(max_tokens=12, temperature=0.8), seed)
     assert [out.tokens for out in ring.run()] == [out.tokens for out in quiet.run()]
     assert model.tape.chosen is None
-    assert ring.runner.served["steps_eager_experts"] if False else True
+    names = [runner.runner.served.get(eager_key("experts"), 0) for runner in (ring, quiet)]
+    assert names[0] > 0 == names[1]
 
 
 def test_a_prompt_in_the_prefix_cache_is_computed_again(moe: tuple[Decoder, Any]) -> None:
