@@ -17,8 +17,8 @@ from actorium import Engine, SamplingParams
 from actorium.actors.client.requests import Completion
 from actorium.actors.models.model_dir import resolve
 
-STARTS = ("Once upon a time", "One day", "In a small house", "There was a", "Every morning",
-          "Far away", "It was a sunny day", "On the farm")
+STARTS = tuple(f"Once upon a time, there was a {kind} named" for kind in (
+    "lazy frog", "tiny bear", "clever mole", "lonely robin", "sleepy turkey", "lazy shark"))
 CLIP = 0.2
 """How far the ratio of new and old probability counts (PPO, arXiv 1707.06347)."""
 
@@ -32,14 +32,16 @@ class Rollout(NamedTuple):
 
 
 @scenario
-def grpo(model: str = "", word: str = "dog", steps: int = 40, prompts: int = 4, n: int = 16,
-         max_tokens: int = 32, lr: float = 2e-4, dtype: str = "auto", seed: int = 0) -> Rows:
+def grpo(model: str = "", word: str = "garden", steps: int = 40, prompts: int = 4, n: int = 16,
+         max_tokens: int = 32, lr: float = 2e-4, dtype: str = "auto",
+         threads: int = 1, seed: int = 0) -> Rows:
     """GRPO (arXiv 2402.03300): stories are rewarded that have a `word`; each step n of a prompt.
 
     Each row: the mean reward; the largest and the mean difference between the engine's
     log-probabilities of the sampled tokens and those of the model that is trained; seconds of
     rollouts, of training, and of giving the engine the new weights.
     """
+    torch.set_num_threads(threads)
     chance = random.Random(seed)
     policy: Any = AutoModelForCausalLM.from_pretrained(resolve(model), dtype=torch.float32)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=lr, weight_decay=0.0)
