@@ -764,6 +764,20 @@ class RowExperts(Struct, frozen=True, array_like=True, gc=False):
         """Number of the token behind the last one."""
         return self.start + self.experts.shape[0]
 
+    def beyond(self, known: int) -> RowExperts | None:
+        """Returns those of the tokens behind the first `known` of the sequence; None where there
+        are none, or some between are missing."""
+        if not self.start <= known < self.end:
+            return None
+        first, end = known - self.start, self.experts.shape[0]
+        return RowExperts(0, known, self.experts.part(first, end))
+
+
+def add_experts(rows: list[RowExperts], own: RowExperts) -> None:
+    """Adds to the experts of a sequence, which begin with its first token, what is new."""
+    if (new := own.beyond(rows[-1].end if rows else 0)) is not None:
+        rows.append(new)
+
 
 def joined_experts(rows: Sequence[RowExperts]) -> RoutedExperts:
     """Returns the experts of tokens that come one behind the other, as one; of one row at least."""

@@ -20,6 +20,7 @@ from actorium.actors.messages import (
     TokenBatch,
     TokenLogprob,
     Usage,
+    add_experts,
     joined_experts,
 )
 from actorium.actors.params import TextParams
@@ -186,8 +187,7 @@ class OutputSequence:
         """Adds the experts of consecutive tokens, as far as they are new; they go out at the end.
         """
         for own in experts:
-            if own.start == (self._experts[-1].end if self._experts else 0):
-                self._experts.append(own)
+            add_experts(self._experts, own)
 
     def add_prompt_logprobs(self, row: RowLogprobs) -> None:
         """Adds the logprobs of prompt positions from `row.start` on; they go out with the first

@@ -28,6 +28,7 @@ from actorium.actors.messages import (
     TokenBatch,
     WeightsRuns,
     WeightsSource,
+    add_experts,
 )
 
 META, ADMISSION, BATCH, OUTPUT, COUNTS, ACTIVITY, ADAPTERS, WEIGHTS = 1, 2, 3, 4, 5, 6, 7, 8
@@ -383,9 +384,8 @@ class LedgerHistory:
             starts = {row.start for row in output.prompt_logprobs}
             if event.prompt_logprobs.start not in starts:
                 output.prompt_logprobs.append(event.prompt_logprobs)
-        if event.experts is not None and event.experts.start == (
-                output.experts[-1].end if output.experts else 0):
-            output.experts.append(event.experts)
+        if event.experts is not None:
+            add_experts(output.experts, event.experts)
         if event.weights is not None and (
                 not output.runs or output.runs[-1][0] < event.weights[0]):
             output.runs.append(event.weights)

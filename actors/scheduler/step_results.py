@@ -318,11 +318,10 @@ def _unreported_experts(state: SchedulerState, record: PlanRecord, own: RowExper
     if sequence is None:
         return None
     start = own.start if own.row < 0 else sequence.prompt_len + int(starts[own.row]) - 1
-    count, reported = own.experts.shape[0], sequence.experts_reported
-    if not start <= reported < start + count:
+    fresh = RowExperts(0, start, own.experts).beyond(sequence.experts_reported)
+    if fresh is None:
         return None
-    sequence.experts_reported = start + count
-    fresh = RowExperts(0, reported, own.experts.part(reported - start, count))
+    sequence.experts_reported = fresh.end
     if state.keep_history:
         sequence.experts.append(fresh)
     return sid, fresh

@@ -268,12 +268,12 @@ class ModelRunner:
             self.served.add_eager(step.tokens, "adapters")
             return self.adapters.layers.forward(step.adapted, step.batches, self.pools, recurrent)
         as_text = all(batch.images is None and batch.turned_to.dim() == 1 for batch in step.batches)
-        if self.segments is None:
+        if self.model.tape.chosen is not None:
+            why = "experts"
+        elif self.segments is None:
             why = "off"
         elif not as_text:
             why = "images"
-        elif self.model.tape.chosen is not None:
-            why = "experts"
         elif size := self.segments.serves(step):
             self.served.add(self.segments.serves_as, size)
             return self.segments.forward(step.batches, self.pools, recurrent)

@@ -123,6 +123,17 @@ def test_mixtures_in_other_places_are_told(tmp_path: Path, family: str) -> None:
         assert shape[1:] == (layers, chosen)
 
 
+def test_what_would_not_fit_a_message_is_refused(moe: tuple[Decoder, Any],
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actorium.actors.scheduler.worker_capacity.MAX_ROUTED_BYTES", 1000)
+    ring = ring_of(moe[0])
+    ring.submit(PROMPTS[2], TOLD)
+    ring.submit(PROMPTS[3], TOLD)
+    first, second = ring.run()
+    assert not first.error and len(first.tokens) == 12
+    assert "95 tokens are 1,140 bytes, at most 1,000" in (second.error or "")
+
+
 def test_a_model_without_them_refuses(tmp_path: Path) -> None:
     write_checkpoint(tmp_path)
     ring = ring_of(load(tmp_path))
