@@ -296,8 +296,9 @@ class AdapterCall(Message):
 
 class WeightsCall(Message):
     """Has the engine read its model's weights anew, or asks what it serves. Answered on the stream
-    (`Answer`), once every rank of the worker computes with them, by {"version", "path", "seconds"},
-    or {"error": {"code", "message"}}, after which the weights of before are served on."""
+    (`Answer`), once every rank of the worker computes with them, by {"version", "path", "seconds",
+    "read_seconds"}, or {"error": {"code", "message"}}, after which those of before are served on.
+    """
 
     rid: Rid
     order: Literal["update", "state"]
@@ -790,16 +791,19 @@ class Unloaded(Message):
 
 
 class WeightsAnswer(Message):
-    """A rank has done an `UpdateWeights`, or has refused it and goes on with what it had."""
+    """A rank has done a `PrepareWeights` or an `UpdateWeights`, or has refused it and goes on with
+    what it had."""
 
     epoch: Epoch
     rank: Count
     number: StepNo
     source: WeightsSource = WeightsSource()
-    """What it computes with from now on."""
+    """What it computes with from now on, or has prepared."""
     error: Short = ""
-    """Why nothing has changed; "": it has."""
+    """Why it has refused; "": it has not."""
     seconds: Seconds = 0.0
+    prepared: bool = False
+    """It answers a `PrepareWeights`."""
 
 
 class TensorAnswer(Message):
@@ -975,14 +979,24 @@ class DropAdapter(Message):
     number: Count
 
 
-class UpdateWeights(Message):
-    """Read the weights anew, and compute with them from the next step on; each rank answers with
-    `WeightsAnswer`. All ranks do, or none. No plan is under way."""
+class PrepareWeights(Message):
+    """Read weights beside those that are served, off the steps' thread; each rank answers with
+    `WeightsAnswer`. What was prepared before is given up."""
 
     epoch: Epoch
     number: StepNo
     source: WeightsSource
     """Its digest is empty."""
+
+
+class UpdateWeights(Message):
+    """Compute with what was prepared under this number from the next step on; each rank answers
+    with `WeightsAnswer`. All ranks do, or none. No plan is under way."""
+
+    epoch: Epoch
+    number: StepNo
+    take: bool = True
+    """Else it is given up, and nothing answered."""
 
 
 class ReadTensor(Message):
@@ -995,7 +1009,7 @@ class ReadTensor(Message):
 
 
 ToWorker = (StepPlan | Masks | Reset | PageOrder | Unload | Reload | LoadAdapter
-            | DropAdapter | UpdateWeights | ReadTensor)
+            | DropAdapter | PrepareWeights | UpdateWeights | ReadTensor)
 
 
 # --- scheduler -> detokenizer --------------------------------------------------------------------

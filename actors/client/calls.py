@@ -541,7 +541,8 @@ class ClientCalls:
             mode: RunningMode = "wait", clear_cache: bool = True, version: int = 0,
             timeout: float | None = None) -> dict[str, Any]:
         """Gives the engine other weights of the same model, while it serves, and returns
-        {"version": their number, "path", "seconds": that the engine computed nothing}.
+        {"version": their number, "path", "seconds": that the engine computed nothing,
+        "read_seconds": that it read them beside running requests}.
 
         weights: a directory with a checkpoint; or tensors by name (torch's or numpy's), of all the
         model or of a part of it, or the bytes of a safetensors file of them, for an engine on this
