@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from helpers_adapters import AdapterDriver, open_with_adapters, toy_adapter, with_adapters
+from helpers_deepseek import add_mtp
+from helpers_hybrid import DENSE, write_hybrid
 from helpers_models import write_checkpoint
 from helpers_ranks import GREEDY, asked, opened_config, run_ranks, whole
 from helpers_toys import write_toy
@@ -94,7 +96,6 @@ def check_there_and_back(tmp_path: Path, **model: Any) -> None:
     ("Qwen3ForCausalLM", {"dtype": "bfloat16"}),
     ("Qwen3ForCausalLM", {"dtype": "float32"}),
     ("Qwen3ForCausalLM", {"dtype": "bfloat16", "quantization": "int8"}),
-    ("MixtralForCausalLM", {"dtype": "bfloat16"}),
     pytest.param("Qwen3ForCausalLM", {"dtype": "float32", "quantization": "fp8"},
                  marks=pytest.mark.slow),
     pytest.param("Qwen3ForCausalLM", {"dtype": "bfloat16", "quantization": "int4"},
@@ -104,6 +105,26 @@ def test_the_bits_are_those_of_the_new_weights(
         tmp_path: Path, architecture: str, model: dict[str, str]) -> None:
     write_toy(tmp_path / "model", architecture)
     check_there_and_back(tmp_path, **model)
+
+
+@pytest.mark.slow
+def test_the_layer_that_drafts_changes_too(tmp_path: Path) -> None:
+    """Of a hybrid, whose states stay: as many drafts are accepted as of a new device."""
+    path = tmp_path / "model"
+    add_mtp(path, write_hybrid(path, DENSE, 5, torch.bfloat16, mtp_num_hidden_layers=1,
+                               head_dim=32, num_hidden_layers=2,
+                               layer_types=["linear_attention", "full_attention"]))
+    other = noisy(path, tmp_path / "other", names=lambda name: "mtp" in name)
+    device = Updated(opened_config(path), tmp_path)
+    bits_of(device.runner)
+    device(other)
+    new = open_device(opened_config(other), 1, lambda *_: None, {}).runner
+    assert bits_of(device.runner) == bits_of(new)
+    for one, two in zip(device.runner.proposers.values(), new.proposers.values(), strict=True):
+        drafts = [own._drafter for own in (one, two)]  # type: ignore[attr-defined]
+        assert drafts[0].model is device.runner.model
+        assert torch.equal(drafts[0].token_norm, drafts[1].token_norm)
+    assert device.runner.proposers
 
 
 @pytest.mark.slow
