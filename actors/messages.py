@@ -41,7 +41,7 @@ MAX_CLIENT_MESSAGE_BYTES = 4 << 20
 MAX_TOKENS_IN_MESSAGE = 4 << 20
 MAX_TURNS = 4096
 """Turns of a conversation."""
-MAX_VALUES = 1 << 16
+MAX_VALUES = 1 << 20
 """Numbers of a tensor that are told at once."""
 MAX_SLOTS = 1 << 16
 MAX_RESTARTS = 1 << 16
@@ -323,7 +323,7 @@ class TensorCall(Message):
     name: Short
     """As the checkpoint has it."""
     most: Annotated[int, Meta(ge=1, le=MAX_VALUES)] = 100
-    """Numbers that are wanted, the first ones."""
+    """Rows that are wanted, the first ones; of a vector: numbers."""
 
 
 ToTokenizerFront = (Generate | Abort | Resume | Tokenize | Detokenize | ServerInfo | FlushCache
@@ -1000,7 +1000,7 @@ class UpdateWeights(Message):
 
 
 class ReadTensor(Message):
-    """Tell the first numbers of a tensor (`TensorAnswer`), off the steps' thread; of rank 0."""
+    """Tell the first rows of a tensor (`TensorAnswer`), off the steps' thread; of rank 0."""
 
     epoch: Epoch
     number: StepNo

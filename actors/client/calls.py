@@ -582,7 +582,8 @@ class ClientCalls:
     async def get_weights(self, name: str, most: int = 100,
                           timeout: float | None = 60.0) -> dict[str, Any]:
         """Returns a tensor of the weights that are served, as their files have it: {"shape",
-        "dtype", "values": its first `most` numbers}. Raises `BadModel` where there is none."""
+        "dtype", "values": its first `most` rows, of a vector numbers}. Raises `BadModel` where
+        there is none."""
         if not 0 < most <= MAX_VALUES:
             raise InvalidRequest(f"most: must be from 1 to {MAX_VALUES}, got {most!r}", "most")
         return await self._weights_call(timeout, lambda rid: TensorCall(rid, name, most))

@@ -97,6 +97,13 @@ def test_weights_change_under_streams_and_outlive_deaths(base: Path) -> None:
             assert told(own, first) == tuple(part[:count] for part in told(again))
         assert ask() == of_a
 
+        found = client.get_weights("model.layers.0.self_attn.q_proj.weight", 2)
+        assert (len(found["values"]), found["dtype"]) == (2, "bfloat16")
+        assert len(found["values"][0]) == found["shape"][1]
+        for name, most, why in (("lm_tail", 1, "no tensor 'lm_tail'"),
+                                ("model.norm.weight", 0, "most: ")):
+            with pytest.raises(ActoriumError, match=why):
+                client.get_weights(name, most)
         with pytest.raises(BadModel, match="has shape"):
             client.update_weights({"model.norm.weight": torch.zeros(3)})
         client.update_weights(base / "b", version=10)

@@ -119,7 +119,7 @@ def test_what_is_told() -> None:
                json={"name": "a", "truncate_size": 1}).json() == [1.0]
     for fields, param in (({"name": "none"}, "name"),
                           ({"name": "a", "truncate_size": 0}, "truncate_size"),
-                          ({"name": "a", "truncate_size": 1 << 20}, "truncate_size")):
+                          ({"name": "a", "truncate_size": 1 << 21}, "truncate_size")):
         answer = ask(client, "POST", "/get_weights_by_name", json=fields)
         assert answer.status_code == 400 and answer.json()["error"]["param"] == param
 
