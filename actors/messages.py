@@ -43,7 +43,7 @@ MAX_CLIENT_MESSAGE_BYTES = 4 << 20
 MAX_TOKENS_IN_MESSAGE = 4 << 20
 MAX_TURNS = 4096
 """Turns of a conversation."""
-MAX_VALUES = 1 << 16
+MAX_VALUES = 1 << 20
 """Numbers of a tensor that are told at once."""
 MAX_SLOTS = 1 << 16
 MAX_RESTARTS = 1 << 16
@@ -298,8 +298,9 @@ class AdapterCall(Message):
 
 class WeightsCall(Message):
     """Has the engine read its model's weights anew, or asks what it serves. Answered on the stream
-    (`Answer`), once every rank of the worker computes with them, by {"version", "path", "seconds"},
-    or {"error": {"code", "message"}}, after which the weights of before are served on."""
+    (`Answer`), once every rank of the worker computes with them, by {"version", "path", "seconds",
+    "read_seconds"}, or {"error": {"code", "message"}}, after which those of before are served on.
+    """
 
     rid: Rid
     order: Literal["update", "state"]
@@ -324,7 +325,7 @@ class TensorCall(Message):
     name: Short
     """As the checkpoint has it."""
     most: Annotated[int, Meta(ge=1, le=MAX_VALUES)] = 100
-    """Numbers that are wanted, the first ones."""
+    """Rows that are wanted, the first ones; of a vector: numbers."""
 
 
 ToTokenizerFront = (Generate | Abort | Resume | Tokenize | Detokenize | ServerInfo | FlushCache
@@ -868,16 +869,19 @@ class Unloaded(Message):
 
 
 class WeightsAnswer(Message):
-    """A rank has done an `UpdateWeights`, or has refused it and goes on with what it had."""
+    """A rank has done a `PrepareWeights` or an `UpdateWeights`, or has refused it and goes on with
+    what it had."""
 
     epoch: Epoch
     rank: Count
     number: StepNo
     source: WeightsSource = WeightsSource()
-    """What it computes with from now on."""
+    """What it computes with from now on, or has prepared."""
     error: Short = ""
-    """Why nothing has changed; "": it has."""
+    """Why it has refused; "": it has not."""
     seconds: Seconds = 0.0
+    prepared: bool = False
+    """It answers a `PrepareWeights`."""
 
 
 class TensorAnswer(Message):
@@ -1053,9 +1057,9 @@ class DropAdapter(Message):
     number: Count
 
 
-class UpdateWeights(Message):
-    """Read the weights anew, and compute with them from the next step on; each rank answers with
-    `WeightsAnswer`. All ranks do, or none. No plan is under way."""
+class PrepareWeights(Message):
+    """Read weights beside those that are served, off the steps' thread; each rank answers with
+    `WeightsAnswer`. What was prepared before is given up."""
 
     epoch: Epoch
     number: StepNo
@@ -1063,8 +1067,18 @@ class UpdateWeights(Message):
     """Its digest is empty."""
 
 
+class UpdateWeights(Message):
+    """Compute with what was prepared under this number from the next step on; each rank answers
+    with `WeightsAnswer`. All ranks do, or none. No plan is under way."""
+
+    epoch: Epoch
+    number: StepNo
+    take: bool = True
+    """Else it is given up, and nothing answered."""
+
+
 class ReadTensor(Message):
-    """Tell the first numbers of a tensor (`TensorAnswer`), off the steps' thread; of rank 0."""
+    """Tell the first rows of a tensor (`TensorAnswer`), off the steps' thread; of rank 0."""
 
     epoch: Epoch
     number: StepNo
@@ -1073,7 +1087,7 @@ class ReadTensor(Message):
 
 
 ToWorker = (StepPlan | Masks | Reset | PageOrder | Unload | Reload | LoadAdapter
-            | DropAdapter | UpdateWeights | ReadTensor)
+            | DropAdapter | PrepareWeights | UpdateWeights | ReadTensor)
 
 
 # --- scheduler -> detokenizer --------------------------------------------------------------------

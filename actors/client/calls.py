@@ -541,7 +541,8 @@ class ClientCalls:
             mode: RunningMode = "wait", clear_cache: bool = True, version: int = 0,
             timeout: float | None = None) -> dict[str, Any]:
         """Gives the engine other weights of the same model, while it serves, and returns
-        {"version": their number, "path", "seconds": that the engine computed nothing}.
+        {"version": their number, "path", "seconds": that the engine computed nothing,
+        "read_seconds": that it read them beside running requests}.
 
         weights: a directory with a checkpoint; or tensors by name (torch's or numpy's), of all the
         model or of a part of it, or the bytes of a safetensors file of them, for an engine on this
@@ -581,7 +582,8 @@ class ClientCalls:
     async def get_weights(self, name: str, most: int = 100,
                           timeout: float | None = 60.0) -> dict[str, Any]:
         """Returns a tensor of the weights that are served, as their files have it: {"shape",
-        "dtype", "values": its first `most` numbers}. Raises `BadModel` where there is none."""
+        "dtype", "values": its first `most` rows, of a vector numbers}. Raises `BadModel` where
+        there is none."""
         if not 0 < most <= MAX_VALUES:
             raise InvalidRequest(f"most: must be from 1 to {MAX_VALUES}, got {most!r}", "most")
         return await self._weights_call(timeout, lambda rid: TensorCall(rid, name, most))

@@ -177,7 +177,7 @@ class RequestBook:
             self._apply(OUTPUT, OutputRecord(
                 message.sid, message.emitted, message.cached_tokens, message.emitted_logprobs,
                 message.prompt_logprobs, message.end, message.draft_tokens,
-                message.accepted_tokens, experts=message.experts))
+                message.accepted_tokens, runs=message.weights, experts=message.experts))
 
     def apply_batch(self, batch: TokenBatch) -> None:
         """Tokens and events of sequences of the book."""

@@ -1,9 +1,10 @@
 """Other weights of the same model, while it serves: the version, and the way to the next one.
 
-What runs ends first, stops where it is, or is aborted; then, with no plan under way, the worker is
-told to read the weights, and computes with them from the next step on. So each token is of one
-version. Cached prefixes are named by their weights: none is used for sequences of others. What ran
-meanwhile keeps the pages that the older weights have filled.
+The worker reads the new weights beside the old ones, while steps go on. Then what runs ends first,
+stops where it is, or is aborted; and with no plan under way the worker is told to take them, and
+computes with them from the next step on. So each token is of one version. Cached prefixes are named
+by their weights: none is used for sequences of others. What ran meanwhile keeps the pages that the
+older weights have filled.
 
 The worker is who knows: one that has been started again says with what (`Ready.weights`), and the
 version counts on where that is not what the ledger has.
@@ -25,6 +26,7 @@ from actorium.actors.errors import (
 )
 from actorium.actors.ledger.records import WeightsRecord
 from actorium.actors.messages import (
+    PrepareWeights,
     ReadTensor,
     Reply,
     TensorAnswer,
@@ -43,6 +45,8 @@ LOG = logging.getLogger("actorium.scheduler")
 REMEMBERED = 16
 """Orders that were carried out, for clients that have lost the answer and repeat theirs."""
 MOST_WAITING = 64
+IDLE, PREPARING, PREPARED, TAKING = "idle", "preparing", "prepared", "taking"
+"""Stages of the first order: the worker reads the weights; has done so; takes them."""
 Key = tuple[bytes, str]
 
 
@@ -60,14 +64,11 @@ class WeightsControl:
         self._state.weights_name = name_of(prior.source)
         self._waiting: deque[WeightsOrder] = deque()
         """The first one is being carried out."""
-        self._begun = False
-        """What the first one asks for what runs is done, or under way."""
-        self._number = 0
-        """Of the last message to the worker."""
-        self._sent: UpdateWeights | None = None
-        """What the worker is doing."""
+        self._stage, self._number, self._numbers = IDLE, 0, 0
+        """Of the first order, its number, and the last number that was given."""
+        self._read_seconds = 0.0
         self._answers: dict[int, WeightsAnswer] = {}
-        """By rank."""
+        """To the last message, by rank."""
         self._reads: dict[int, Key] = {}
         """Who asked for tensors, by the message's number."""
 
@@ -77,7 +78,7 @@ class WeightsControl:
         """Takes an order. asleep: there is no worker, and will be none."""
         call, key = order.call, (order.client, order.call.rid)
         if isinstance(call, WeightsCall) and (call.order == "state" or key in self.record.orders):
-            self._reply(key, self._shown(0.0))
+            self._reply(key, self._shown())
         elif any((other.client, other.call.rid) == key for other in self._waiting):
             return
         elif asleep or (isinstance(call, TensorCall) and self._requests.worker is None):
@@ -87,10 +88,10 @@ class WeightsControl:
             self._refuse(key, EngineUnavailable(f"{MOST_WAITING} orders are waiting already"))
         elif isinstance(call, TensorCall):
             if key not in self._reads.values():
-                self._number += 1
-                self._reads[self._number] = key
+                self._numbers += 1
+                self._reads[self._numbers] = key
                 self._requests.outgoing.to_worker(
-                    ReadTensor(self._epoch, self._number, call.name, call.most))
+                    ReadTensor(self._epoch, self._numbers, call.name, call.most))
         elif 0 < call.version <= (last := max(self.record.version, *(
                 other.call.version for other in self._waiting
                 if isinstance(other.call, WeightsCall)), 0)):
@@ -111,25 +112,33 @@ class WeightsControl:
 
     def on_answer(self, answer: WeightsAnswer) -> None:
         """Takes note that a rank has done, or refused, what was asked."""
-        if self._sent is None or (answer.epoch, answer.number) != (self._epoch, self._sent.number):
+        awaited = self._epoch, self._number, PREPARING if answer.prepared else TAKING
+        if awaited != (answer.epoch, answer.number, self._stage):
             return
         self._answers[answer.rank] = answer
         if len(self._answers) < self._ranks:
             return
-        answers, self._answers, self._sent = [*self._answers.values()], {}, None
-        order = self._next()
-        key = order.client, order.call.rid
-        # Ranks of which another one has failed say only that; the first that knows why is heard.
+        answers, self._answers = [*self._answers.values()], {}
+        # Ranks of which another one has failed say only that; the one that knows why is heard.
         errors = sorted((own.error for own in answers if own.error), key=len, reverse=True)
         if errors:
-            self._refuse(key, BadModel(errors[0]))
+            if len(errors) < len(answers):
+                self._requests.outgoing.to_worker(
+                    UpdateWeights(self._epoch, self._number, take=False))
+            self._refuse(self._next()[0], BadModel(errors[0]))
             return
-        call = order.call
-        assert isinstance(call, WeightsCall)
+        seconds = max(own.seconds for own in answers)
+        if answer.prepared:
+            self._stage, self._read_seconds = PREPARED, seconds
+            if self._first.mode == "abort":
+                for request in list(self._state.requests):
+                    self._requests.abort(request)
+            return
+        key, call = self._next()
         self._serve(answers[0].source, key, call.version)
         if call.clear_cache:
             self._state.flush_cache()
-        self._reply(key, self._shown(max(own.seconds for own in answers)))
+        self._reply(key, self._shown(seconds, self._read_seconds))
 
     def on_worker(self, source: WeightsSource) -> None:
         """A worker is ready, with these weights; what the one before was doing has ended with it.
@@ -139,15 +148,14 @@ class WeightsControl:
             self._serve(source)
             LOG.warning("the worker has weights that no order had answered for: version %d, %s",
                         self.record.version, source.path or "the configured ones")
-        if self._sent is not None:
-            self._sent, order = None, self._next()
-            self._answers.clear()
-            key = order.client, order.call.rid
-            if served:
+        if self._stage != IDLE:
+            taken = self._stage == TAKING and not served
+            key, _ = self._next()
+            if taken:
+                self._reply(key, self._shown())
+            else:
                 self._refuse(key, EngineUnavailable(
                     "the worker ended while it read the weights; those of before are served"))
-            else:
-                self._reply(key, self._shown(0.0))
         reads, self._reads = self._reads, {}
         for key in reads.values():
             self._refuse(key, EngineUnavailable("the worker ended"))
@@ -158,17 +166,16 @@ class WeightsControl:
         """Goes as far as it can with the first order. in_flight: a plan is. Behind
         `SleepControl.step`, which says what else may be admitted."""
         state = self._state
-        if self._sent is not None:
+        if self._stage == TAKING:
             state.admits = NONE
             return
         if not self._waiting or self._requests.worker is None or self._sleep.unloads:
             return
-        call = self._waiting[0].call
-        assert isinstance(call, WeightsCall)
-        if not self._begun and call.mode == "abort":
-            for key in list(state.requests):
-                self._requests.abort(key)
-        self._begun = True
+        if self._stage == IDLE:
+            self._prepare(self._first)
+        if self._stage != PREPARED:
+            return
+        call = self._first
         stops = call.mode in ("keep", "retract") or state.admits == NONE  # paused where they are
         state.admits = NONE if stops else BEGUN
         if in_flight:
@@ -177,17 +184,30 @@ class WeightsControl:
             while (sequence := state.table.latest()) is not None:
                 state.preempt(sequence, "weights")
         if stops or not any(request.begun for request in state.requests.values()):
-            self._number += 1
-            source = self.record.source
-            over = [*source.over, call.tensors] if call.tensors else []
-            self._sent = UpdateWeights(self._epoch, self._number, WeightsSource(
-                call.path or source.path, over))
-            state.admits = NONE
-            self._requests.outgoing.to_worker(self._sent)
+            self._stage, state.admits = TAKING, NONE
+            self._requests.outgoing.to_worker(UpdateWeights(self._epoch, self._number))
 
-    def _next(self) -> WeightsOrder:
-        self._begun = False
-        return self._waiting.popleft()
+    def _prepare(self, call: WeightsCall) -> None:
+        """Tensors lie over what is served; a directory takes the place of all."""
+        self._numbers += 1
+        self._stage, self._number = PREPARING, self._numbers
+        source = self.record.source
+        over = [*source.over, call.tensors] if call.tensors else []
+        self._requests.outgoing.to_worker(PrepareWeights(
+            self._epoch, self._number, WeightsSource(call.path or source.path, over)))
+
+    def _next(self) -> tuple[Key, WeightsCall]:
+        """Takes out the first order."""
+        call, order = self._first, self._waiting.popleft()
+        self._stage = IDLE
+        self._answers.clear()
+        return (order.client, call.rid), call
+
+    @property
+    def _first(self) -> WeightsCall:
+        call = self._waiting[0].call
+        assert isinstance(call, WeightsCall)
+        return call
 
     def _serve(self, source: WeightsSource, key: Key | None = None, version: int = 0) -> None:
         """The worker computes with these from the next step on. version: 0 = the next."""
@@ -199,9 +219,9 @@ class WeightsControl:
 
     # --- reports ---------------------------------------------------------------------------------
 
-    def _shown(self, seconds: float) -> dict[str, Any]:
+    def _shown(self, seconds: float = 0.0, read_seconds: float = 0.0) -> dict[str, Any]:
         return {"version": self.record.version, "path": self.record.source.path,
-                "seconds": seconds}
+                "seconds": seconds, "read_seconds": read_seconds}
 
     def _refuse(self, key: Key, error: ActoriumError) -> None:
         self._reply(key, {"error": {"code": error.code, "message": error.message}})

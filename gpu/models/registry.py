@@ -73,9 +73,9 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
 
     progress(what, done, of) is called once per shard. choose: of the passes that are on, those that
     are used. files: that its weights are read from, None = those at `path`. like: the same model
-    with other weights, whose kernels it takes over. Raises `BadModel` with one line that names the
-    file, field or tensor at fault, and `BadConfig` for kernels or an attention backend that cannot
-    run here.
+    with other weights, whose kernels it takes over; passes are not installed yet. Raises `BadModel`
+    with one line that names the file, field or tensor at fault, and `BadConfig` for kernels or an
+    attention backend that cannot run here.
     """
     if config.device.kernels == "triton" and (fault := triton_fault(device)):
         raise BadConfig(f"kernels: triton was asked for, but {fault}", "device.kernels")
@@ -125,6 +125,8 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
     elif config.device.exact == "on":
         # Of a row without an adapter others in the step would else decide how its gate is rounded.
         model.passes = tuple(own for own in model.passes if own != "gated_product")
+    if like is not None:  # who has it take the other's place installs them, when no step runs
+        return model
     PassManager(model, model.passes,
                 Path(dump) if (dump := config.device.dump_passes) else None).install()
     return model

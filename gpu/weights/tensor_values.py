@@ -1,4 +1,4 @@
-"""The first numbers of a tensor, as the files have them that a worker serves."""
+"""The first rows of a tensor, as the files have them that a worker serves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from safetensors import SafetensorError, safe_open
 
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadModel, shown
-from actorium.actors.messages import ReadTensor, TensorAnswer, WeightsSource
+from actorium.actors.messages import MAX_VALUES, ReadTensor, TensorAnswer, WeightsSource
 from actorium.actors.models.gguf_folder import gguf_source
 from actorium.actors.models.model_dir import resolve
 from actorium.gpu.weights.safetensors_reader import checkpoint_files
@@ -37,7 +37,10 @@ def _read(config: Config, files: WeightFiles, message: ReadTensor) -> bytes:
             if message.name not in shard.keys():  # noqa: SIM118 (not a dict)
                 continue
             tensor = shard.get_tensor(message.name)
-            first = tensor.reshape(-1)[:message.most]
+            first = tensor[:message.most] if tensor.dim() else tensor
+            if first.numel() > MAX_VALUES:
+                raise BadModel(f"truncate_size: {len(first)} rows of {shown(message.name)} have "
+                               f"{first.numel():,} numbers, more than {MAX_VALUES:,}")
             values = first.float() if first.is_floating_point() else first
             return msgspec.json.encode({"shape": list(tensor.shape), "values": values.tolist(),
                                         "dtype": str(tensor.dtype).removeprefix("torch.")})

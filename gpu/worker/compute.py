@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from actorium.actors.config.cluster_settings import client_run_dir
 from actorium.actors.core import Context
+from actorium.actors.errors import BadModel
 from actorium.actors.messages import (
     AdapterAnswer,
     DropAdapter,
@@ -26,6 +27,7 @@ from actorium.actors.messages import (
     Masks,
     PageAnswer,
     PageOrder,
+    PrepareWeights,
     ReadTensor,
     Ready,
     Reload,
@@ -91,6 +93,8 @@ class ComputeThread:
         self._disk: DiskThreads | None = None
         self._adapters = AdapterThread(rank_of(ctx.role), ctx.config.adapters.max_lora_rank,
                                        self._answer)
+        self._weights: WeightsUpdate | None = None
+        """None = asleep, or not loaded yet."""
         self._steps_trace: StepTrace | None = None
         self._unloaded = self._harvesting = False
         """The engine sleeps; the thread that waits for results runs."""
@@ -126,7 +130,9 @@ class ComputeThread:
             self._adapters.submit(message)
         if isinstance(message, ReadTensor):
             self._read_tensor(message)
-        if isinstance(message, PageOrder | LoadAdapter | ReadTensor):
+        if isinstance(message, PrepareWeights):
+            self._prepare(message)
+        if isinstance(message, PageOrder | LoadAdapter | ReadTensor | PrepareWeights):
             return
         if isinstance(message, StepPlan):
             self.plans_received += 1
@@ -151,6 +157,7 @@ class ComputeThread:
         """Loads the model and runs plans until the engine sleeps. kept: host slots of before, and
         what is returned of them. Nothing else refers to weights and pages afterwards."""
         runner, update, ahead = self._load(kept)
+        self._weights = update
         self.served = runner.served
         from actorium.gpu.worker.timing import make_timer
 
@@ -174,7 +181,7 @@ class ComputeThread:
                 self._apply_reset(message)
             elif isinstance(message, Unload):
                 if message.epoch >= self._epoch:
-                    self._forget = lambda: None
+                    self._forget, self._weights = lambda: None, None
                     if runner.host is not None:
                         runner.host.detach()
                     return device, runner.host
@@ -222,11 +229,32 @@ class ComputeThread:
 
     # --- weights -------------------------------------------------------------------------------
 
-    def _update(self, message: UpdateWeights, update: WeightsUpdate) -> None:
-        """Serves other weights from the next step on, or says why it cannot."""
-        from actorium.actors.errors import BadModel
+    def _prepare(self, message: PrepareWeights) -> None:
+        """Reads other weights, on a thread of its own."""
+        update = self._weights
 
+        def prepare() -> None:
+            start, source, error = perf_counter(), message.source, ""
+            try:
+                if update is None:
+                    raise BadModel("the worker has no model now")
+                source = update.prepare(message.number, source)
+            except BadModel as fault:
+                error = fault.message[:ERROR]
+            if update is not None and message.epoch < self._epoch:
+                update.drop()
+            self._answer(WeightsAnswer(message.epoch, rank_of(self._ctx.role), message.number,
+                                       source, error, perf_counter() - start, prepared=True))
+
+        threading.Thread(target=self._run_guarded, args=(prepare,), name="weights",
+                         daemon=True).start()
+
+    def _update(self, message: UpdateWeights, update: WeightsUpdate) -> None:
+        """Serves what was prepared from the next step on, or says why it cannot."""
         if not self._adopted or message.epoch != self._epoch:
+            return
+        if not message.take:
+            update.drop()
             return
         group, _ = self._ranks or (None, None)
         assert group is not None
@@ -234,7 +262,7 @@ class ComputeThread:
         group.timeout_s = self._ctx.config.runtime.start_timeout
         self.updating = True
         try:
-            source = update.update(message.source)
+            source = update.take(message.number)
         except BadModel as fault:
             source, error = self._ready.weights, fault.message[:ERROR]
         finally:
@@ -298,6 +326,8 @@ class ComputeThread:
             self._adapters.reset(reset.epoch)
             if self._disk is not None:
                 self._disk.reset(reset.epoch)
+            if self._weights is not None:
+                self._weights.drop()
         self._epoch, self._adopted = reset.epoch, reset.worker > 0
         if not self._adopted:
             self._answer(Unloaded(self._epoch, rank_of(self._ctx.role)) if self._unloaded

@@ -1,9 +1,9 @@
 """Gives an opened device other weights of the same model, between two steps.
 
-The model is loaded a second time, beside the one that is served, with its kernels and its
-attention. Only when all of it is there, on every rank, does the runner take it, and what was made
-of the old one is made anew: graphs or programs, layers with adapters, what drafts. Pages, tables
-and states stay. What fails before leaves everything as it was.
+The model is loaded a second time, beside the one that is served and while steps go on, with its
+kernels and its attention. Only when all of it is there, on every rank, does the runner take it, and
+what was made of the old one is made anew: graphs or programs, layers with adapters, what drafts.
+Pages, tables and states stay. What fails before leaves everything as it was.
 
 What a worker serves is written to the run directory, for the workers that come after it."""
 
@@ -13,6 +13,7 @@ import gc
 import logging
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from time import perf_counter
 
 import msgspec
@@ -30,6 +31,7 @@ from actorium.gpu.families.architectures import ARCHITECTURES
 from actorium.gpu.graphs.decode_programs import DecodePrograms
 from actorium.gpu.models.decoder import Decoder, LoadedModel
 from actorium.gpu.models.registry import load_model
+from actorium.gpu.passes.pass_manager import PassManager
 from actorium.gpu.step.speculation import make_proposers
 from actorium.gpu.weights.weight_files import Precedence, files_of
 from actorium.gpu.worker.device import OpenedDevice, free_memory
@@ -50,23 +52,46 @@ class WeightsUpdate:
 
     def __init__(self, config: Config, opened: OpenedDevice, run_dir: Path) -> None:
         self._config, self._opened, self._run_dir = config, opened, run_dir
+        self._one_by_one = Lock()
+        self._prepared: tuple[int, WeightsSource, Decoder] | None = None
 
-    def update(self, source: WeightsSource) -> WeightsSource:
-        """Serves these files from now on, and returns what they are. All ranks call this. Raises
-        `BadModel` where that cannot be; then nothing has changed."""
-        start, runner = perf_counter(), self._opened.runner
-        old, model, why = runner.model, None, ""
+    def prepare(self, number: int, source: WeightsSource) -> WeightsSource:
+        """Reads these files, while steps may go on, and returns what they are. Raises `BadModel`
+        where they cannot be served."""
+        with self._one_by_one:
+            self._prepared = None
+            try:
+                made, model = self._load(source)
+            except (BadConfig, OSError, MemoryError, RuntimeError) as error:
+                raise BadModel(str(error).partition("\n")[0] or "there is no memory for them"
+                               ) from None
+            self._prepared = number, made, model
+            return made
+
+    def drop(self) -> None:
+        """Gives up what was prepared."""
+        self._prepared = None
+
+    def take(self, number: int) -> WeightsSource:
+        """Serves what was prepared under this number from now on, and returns what it is. No step
+        is under way; all ranks call this. Raises `BadModel` where that cannot be; then nothing has
+        changed."""
+        start, runner, why = perf_counter(), self._opened.runner, ""
+        prepared, self._prepared = self._prepared, None
+        old = runner.model
         assert isinstance(old, LoadedModel)
         group = old.group
         try:
-            made, model = self._load(source, old)
-        except (BadModel, BadConfig, OSError, MemoryError, RuntimeError) as error:
-            why = str(error).partition("\n")[0] or "there is no memory for them"
-        if not group.agreed(float(model is not None)):
-            raise BadModel(why or "another rank cannot read them")
-        assert model is not None
-        self._install(model)
-        del old, model
+            if prepared is None or prepared[0] != number:
+                raise BadModel("the weights were not prepared")
+            PassManager(prepared[2], prepared[2].passes).install()
+        except BadModel as error:
+            why = error.message
+        if not group.agreed(float(not why)) or prepared is None:
+            raise BadModel(why or "another rank cannot serve them")
+        made = prepared[1]
+        self._install(prepared[2])
+        del old, prepared
         free_memory(runner.arrays.device)
         gc.freeze()
         if runner.arrays.device.type == "cpu":
@@ -82,7 +107,8 @@ class WeightsUpdate:
         """See `OpenedDevice`."""
         return self._opened.meter
 
-    def _load(self, source: WeightsSource, old: LoadedModel) -> tuple[WeightsSource, LoadedModel]:
+    def _load(self, source: WeightsSource) -> tuple[WeightsSource, Decoder]:
+        old = self._opened.runner.model
         if not isinstance(old, Decoder):
             raise BadModel("a model that transformers' classes run keeps its weights")
         config, served = self._config, resolve(self._config.model.model)
@@ -95,6 +121,7 @@ class WeightsUpdate:
         before = files.digest(served)
         model = load_model(served, config, old.device, lambda *_: None, old.group,
                            lambda *_: old.passes, files, old)
+        assert isinstance(model, Decoder)
         if files.digest(served) != before:
             raise BadModel(f"{files.path}: its files were changed while they were read")
         set_exact(model, all(part.exact for part in two_way_kernels(old)))
@@ -109,9 +136,8 @@ class WeightsUpdate:
             raise BadModel(f"new weights are read beside those that are served: they take "
                            f"{size:,} bytes, and {free:,} are free")
 
-    def _install(self, model: LoadedModel) -> None:
+    def _install(self, model: Decoder) -> None:
         opened, runner = self._opened, self._opened.runner
-        assert isinstance(model, Decoder)
         if runner.adapters is not None:
             runner.adapters.layers = renew_adapters(runner.adapters.layers, model)
         pools = runner.draft_pools

@@ -44,6 +44,7 @@ from actorium.actors.messages import (
     PageGroup,
     PageOrder,
     Pooled,
+    PrepareWeights,
     ReadTensor,
     Ready,
     Reload,
@@ -163,6 +164,8 @@ class NullWorker(Core):
                            **_tiers(config))
         self._adapters: dict[int, bytes] = {}
         """Digests of adapters by their numbers."""
+        self._prepared = 0, WeightsSource()
+        """The weights that were read last, and their number."""
         self._epoch = 0
         """The scheduler's epoch."""
         self._acknowledged = False
@@ -214,6 +217,8 @@ class NullWorker(Core):
             return
         elif isinstance(message, LoadAdapter | DropAdapter):
             self._on_adapter(message)
+        elif isinstance(message, PrepareWeights):
+            self._prepare(message)
         elif isinstance(message, UpdateWeights):
             self._update(message)
         elif isinstance(message, ReadTensor):
@@ -253,18 +258,28 @@ class NullWorker(Core):
             message.epoch, self.ready.rank, adapter.number,
             f"{adapter.path}: it is refused" if refused else "")))
 
+    def _prepare(self, message: PrepareWeights) -> None:
+        """Weights whose path ends in `REFUSED` cannot be read."""
+        source = message.source
+        refused = source.path.endswith(REFUSED)
+        if not refused:
+            self._prepared = message.number, replace(source, digest=weights_digest(source))
+        self._out.append(Send("scheduler", WeightsAnswer(
+            message.epoch, self.ready.rank, message.number, source,
+            f"{source.path}: it is refused" if refused else "", prepared=True)))
+
     def _update(self, message: UpdateWeights) -> None:
-        """Other weights are another seed; those whose path ends in `REFUSED` cannot be read."""
-        source, error = message.source, ""
-        if source.path.endswith(REFUSED):
-            source, error = self.ready.weights, f"{source.path}: it is refused"
-        else:
-            source = replace(source, digest=weights_digest(source))
+        """Other weights are another seed."""
+        number, source = self._prepared
+        if not message.take:
+            return
+        if number != message.number:
+            raise BadPlan(f"weights {message.number} are wanted, {number} were prepared")
         self._seed ^= np.uint64(adapted_seed(0, source.digest)
                                 ^ adapted_seed(0, self.ready.weights.digest))
         self.ready = replace(self.ready, weights=source)
         self._out.append(Send("scheduler", WeightsAnswer(
-            message.epoch, self.ready.rank, message.number, source, error)))
+            message.epoch, self.ready.rank, message.number, source)))
 
     def _answer(self, plan: StepPlan, masks: list[RowMask]) -> None:
         self._masks = {(mask.slot, mask.row): mask.bits for mask in masks}

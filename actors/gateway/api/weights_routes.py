@@ -45,7 +45,7 @@ class TensorBody(Struct, kw_only=True):
 
     name: str
     truncate_size: int = 100
-    """Numbers that are wanted, the first ones."""
+    """Rows that are wanted, the first ones; of a vector: numbers."""
 
 
 async def from_disk(http: HttpRequest) -> Response:
@@ -85,7 +85,7 @@ async def from_tensor(http: HttpRequest) -> Response:
 
 
 async def by_name(http: HttpRequest) -> Response:
-    """Handles `/get_weights_by_name`: a tensor's first numbers, row by row where it has rows."""
+    """Handles `/get_weights_by_name`: a tensor's first rows, of a vector its first numbers."""
     engine, body = engine_of(http), await bodies.read(http, TensorBody)
     if not 0 < body.truncate_size <= MAX_VALUES:
         raise bad_field("truncate_size", f"must be from 1 to {MAX_VALUES}")

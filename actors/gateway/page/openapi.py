@@ -195,7 +195,7 @@ OPERATIONS: dict[str, Operation] = {
     "continue_generation": Operation("As /resume"),
     "update_weights": Operation("Read the model's weights anew, while it serves", UpdateBody),
     "update_tensors": Operation("Take over tensors of the model, from a safetensors file"),
-    "get_weights": Operation("The first numbers of a tensor", TensorBody, list[float]),
+    "get_weights": Operation("The first rows of a tensor", TensorBody, list[Any]),
     "weight_version": Operation("The version of the weights"),
     "other_weights": Operation("Not supported"),
     "openapi": Operation("This"),

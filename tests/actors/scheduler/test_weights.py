@@ -22,6 +22,7 @@ from actorium.actors.ledger.records import (
 from actorium.actors.messages import (
     Control,
     ControlRequest,
+    PrepareWeights,
     Ready,
     StepPlan,
     TensorCall,
@@ -86,11 +87,13 @@ def step(ring: Ring, times: int) -> None:
 def test_requests_that_run_end_first_and_new_ones_wait() -> None:
     ring, old = begun()
     rid = order(ring)
+    step(ring, 4)  # it is read meanwhile
     new = ring.submit(30, max_tokens=12)
     step(ring, 2)
-    assert answer(ring, rid) is None and not ring.of(new)[0].tokens
+    assert not ring.of(new)[0].tokens
+    assert answer(ring, rid) is None
     ring.run()
-    assert answer(ring, rid) == {"version": 1, "path": "/b", "seconds": 0.0}
+    assert answer(ring, rid) == {"version": 1, "path": "/b", "seconds": 0.0, "read_seconds": 0.0}
     assert runs_of(ring.of(old)[0]) == [] and right(ring.of(old)[0], [b""])
     assert runs_of(ring.of(new)[0]) == [(0, 1)] and right(ring.of(new)[0], [b"", digest()])
     ring.assert_at_rest()
@@ -112,7 +115,7 @@ def test_requests_that_run_go_on_with_the_new_weights(mode: str, drafts: int) ->
     assert right(ring.of(old)[0], [b"", digest()]) and right(ring.of(new)[0], [b"", digest()])
     assert ring.of(old)[0].reason == "length"
     admits = [admit for plan in ring.sent if isinstance(plan, StepPlan) for admit in plan.admit]
-    assert len(admits) == 2 + (mode == "retract")
+    assert len(admits) == (4 if mode == "retract" else 2)
     assert [admit.cached_len for admit in admits] == [0] * len(admits)
     ring.assert_at_rest()
 
@@ -120,7 +123,7 @@ def test_requests_that_run_go_on_with_the_new_weights(mode: str, drafts: int) ->
 def test_requests_that_run_are_aborted() -> None:
     ring, old = begun()
     rid = order(ring, mode="abort")
-    ring.wake()
+    step(ring, 4)
     new = ring.submit(30, max_tokens=12)
     ring.run()
     assert ring.of(old)[0].reason == "abort" and right(ring.of(new)[0], [b"", digest()])
@@ -178,7 +181,7 @@ def test_tensors_lie_over_the_files_in_use() -> None:
             ({"path": "/c"}, WeightsSource("/c"))):
         order(ring, **fields)
         ring.wake()
-        told = next(m for m in ring.plans if isinstance(m, UpdateWeights))
+        told = next(m for m in ring.plans if isinstance(m, PrepareWeights))
         assert told.source == source
         ring.run()
     assert ring.core.weights.record.version == 4
@@ -224,7 +227,7 @@ def test_a_paused_engine_changes_its_weights_where_it_stands() -> None:
 def test_a_worker_that_dies_while_it_reads_leaves_the_old_version() -> None:
     ring, old = begun()
     rid = order(ring, mode="keep")
-    step(ring, 2)
+    step(ring, 5)
     assert any(isinstance(m, UpdateWeights) for m in ring.plans)
     ring.lose_worker()
     ring.run()
@@ -237,7 +240,7 @@ def test_the_worker_knows_what_it_serves() -> None:
     weights: these are a version. Requests go on from what they have emitted."""
     ring, old = begun()
     rid = order(ring, mode="keep")
-    step(ring, 2)
+    step(ring, 5)
     before = len(ring.of(old)[0].tokens)
     source = WeightsSource("/b", [], digest())
     ring.plans.clear()
@@ -273,12 +276,20 @@ def test_all_ranks_answer() -> None:
         core.on_message(msgspec.structs.replace(worker, rank=rank), 1.0)
     core.on_message(WeightsOrder(CLIENT, WeightsCall("w", "update", "/b")), 1.0)
     sent = [send.message for send in core.on_wake(1.0)]
-    (update,) = [message for message in sent if isinstance(message, UpdateWeights)]
+    (asked,) = [message for message in sent if isinstance(message, PrepareWeights)]
     source = WeightsSource("/b", [], digest())
-    for rank, version in ((1, 0), (0, 1)):
-        core.on_message(WeightsAnswer(1, rank, update.number, source), 2.0)
-        core.on_wake(2.0)
+    for prepared, rank, version in ((True, 1, 0), (True, 0, 0), (False, 1, 0), (False, 0, 1)):
+        core.on_message(WeightsAnswer(1, rank, asked.number, source, prepared=prepared), 2.0)
+        sent = [send.message for send in core.on_wake(2.0)]
+        assert (UpdateWeights(1, asked.number) in sent) == (prepared and not rank)
         assert core.weights.record.version == version
+    core.on_message(WeightsOrder(CLIENT, WeightsCall("v", "update", "/c")), 3.0)
+    core.on_wake(3.0)
+    core.on_message(WeightsAnswer(1, 0, 2, source, prepared=True), 4.0)
+    core.on_message(WeightsAnswer(1, 1, 2, source, "no such tensor", prepared=True), 4.0)
+    sent = [send.message for send in core.on_wake(4.0)]
+    assert UpdateWeights(1, 2, take=False) in sent, "the other one need not keep it"
+    assert core.weights.record.version == 1
 
 
 def test_a_tensor_is_asked_for() -> None:

@@ -1,5 +1,5 @@
-"""Other weights for an opened device: the same bits as one that was opened with them, or nothing has
-changed at all."""
+"""Other weights for an opened device: the same bits as one that was opened with them, or nothing
+has changed at all."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from helpers_adapters import AdapterDriver, open_with_adapters, toy_adapter, with_adapters
+from helpers_deepseek import add_mtp
+from helpers_hybrid import DENSE, write_hybrid
 from helpers_models import write_checkpoint
 from helpers_ranks import GREEDY, asked, opened_config, run_ranks, whole
 from helpers_toys import write_toy
@@ -55,16 +57,22 @@ def bits_of(runner: ModelRunner) -> Bits:
             for out in ring.run()]
 
 
+def update_to(update: WeightsUpdate, path: str, over: tuple[Path, ...] = ()) -> WeightsSource:
+    made = update.prepare(1, WeightsSource(path, [str(own) for own in over]))
+    assert update.take(1) == made
+    return made
+
+
 class Updated:
     """A device, opened with a checkpoint."""
 
     def __init__(self, config: Config, run_dir: Path, group: RankGroup | None = None) -> None:
         self.opened = open_device(config, 1, lambda *_: None, {}, group or LoneRank(), run_dir)
         self.runner = self.opened.runner
-        self._update = WeightsUpdate(config, self.opened, run_dir)
+        self.update = WeightsUpdate(config, self.opened, run_dir)
 
     def __call__(self, path: Path | None = None, *over: Path) -> WeightsSource:
-        return self._update.update(WeightsSource(str(path or ""), [str(own) for own in over]))
+        return update_to(self.update, str(path or ""), over)
 
 
 def fresh(path: Path, **model: Any) -> Bits:
@@ -88,7 +96,6 @@ def check_there_and_back(tmp_path: Path, **model: Any) -> None:
     ("Qwen3ForCausalLM", {"dtype": "bfloat16"}),
     ("Qwen3ForCausalLM", {"dtype": "float32"}),
     ("Qwen3ForCausalLM", {"dtype": "bfloat16", "quantization": "int8"}),
-    ("MixtralForCausalLM", {"dtype": "bfloat16"}),
     pytest.param("Qwen3ForCausalLM", {"dtype": "float32", "quantization": "fp8"},
                  marks=pytest.mark.slow),
     pytest.param("Qwen3ForCausalLM", {"dtype": "bfloat16", "quantization": "int4"},
@@ -98,6 +105,26 @@ def test_the_bits_are_those_of_the_new_weights(
         tmp_path: Path, architecture: str, model: dict[str, str]) -> None:
     write_toy(tmp_path / "model", architecture)
     check_there_and_back(tmp_path, **model)
+
+
+@pytest.mark.slow
+def test_the_layer_that_drafts_changes_too(tmp_path: Path) -> None:
+    """Of a hybrid, whose states stay: as many drafts are accepted as of a new device."""
+    path = tmp_path / "model"
+    add_mtp(path, write_hybrid(path, DENSE, 5, torch.bfloat16, mtp_num_hidden_layers=1,
+                               head_dim=32, num_hidden_layers=2,
+                               layer_types=["linear_attention", "full_attention"]))
+    other = noisy(path, tmp_path / "other", names=lambda name: "mtp" in name)
+    device = Updated(opened_config(path), tmp_path)
+    bits_of(device.runner)
+    device(other)
+    new = open_device(opened_config(other), 1, lambda *_: None, {}).runner
+    assert bits_of(device.runner) == bits_of(new)
+    for one, two in zip(device.runner.proposers.values(), new.proposers.values(), strict=True):
+        drafts = [own._drafter for own in (one, two)]  # type: ignore[attr-defined]
+        assert drafts[0].model is device.runner.model
+        assert torch.equal(drafts[0].token_norm, drafts[1].token_norm)
+    assert device.runner.proposers
 
 
 @pytest.mark.slow
@@ -207,6 +234,10 @@ def test_what_is_wrong_leaves_all_as_it_was(tmp_path: Path, monkeypatch: pytest.
         tmp_path, opened_config(path)) == WeightsSource()
     device(good)
     assert bits_of(device.runner) == fresh(good)
+    device.update.prepare(2, WeightsSource(str(path)))
+    with pytest.raises(BadModel, match="not prepared"):
+        device.update.take(3)
+    assert bits_of(device.runner) == fresh(good)
 
 
 def test_files_that_change_while_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -242,8 +273,7 @@ def test_adapters_stay(tmp_path: Path) -> None:
         if update is not None:
             driver.generate(prompts, [1, 0], 2)  # it fills a slot
             opened.runner.reset()
-            WeightsUpdate(with_adapters(path, seqs=2), opened, tmp_path).update(
-                WeightsSource(str(update)))
+            update_to(WeightsUpdate(with_adapters(path, seqs=2), opened, tmp_path), str(update))
             fresh = AdapterDriver(opened)
             fresh.slots.known = driver.slots.known
             driver = fresh
@@ -254,23 +284,21 @@ def test_adapters_stay(tmp_path: Path) -> None:
 
 
 def test_each_rank_reads_its_part(tmp_path: Path) -> None:
-    """All change, or none: where one of them cannot read, the others keep what they have."""
+    """All change, or none: where one of them has not read, the others keep what they have."""
     path = tmp_path / "model"
     write_toy(path, "Qwen3ForCausalLM")
-    other, good = noisy(path, tmp_path / "other"), WeightsUpdate._load
+    other = noisy(path, tmp_path / "other")
 
     def body(group: RankGroup) -> tuple[Bits, Bits, str, Bits]:
         device = Updated(opened_config(path), tmp_path, group)
         before, why = bits_of(device.runner), ""
+        device.update.prepare(1, WeightsSource(str(other)))
         if group.place.rank:
-            def fails(*_: Any) -> Any:
-                raise BadModel("no such tensor")
-            device._update._load = fails  # type: ignore[method-assign]
+            device.update.drop()
         try:
-            device(other)
+            device.update.take(1)
         except BadModel as error:
             why = error.message
-        device._update._load = good.__get__(device._update)  # type: ignore[method-assign]
         kept = bits_of(device.runner)
         device(other)
         return before, kept, why, bits_of(device.runner)
@@ -280,6 +308,7 @@ def test_each_rank_reads_its_part(tmp_path: Path) -> None:
 
     found = whole(run_ranks(tmp_path / "one", 2, body))
     want = whole(run_ranks(tmp_path / "two", 2, opened))
-    assert [own[2] for own in found] == ["another rank cannot read them", "no such tensor"]
+    assert [own[2] for own in found] == ["another rank cannot serve them",
+                                          "the weights were not prepared"]
     for (before, kept, _, after), new in zip(found, want, strict=True):
         assert before == kept != after == new
