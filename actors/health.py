@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from actorium.actors.messages import ActorStatus, Status
 
 PAUSED, SLEEPING, WAKING = "paused", "sleeping", "waking"
-"""Phases of the scheduler; of the worker the second one."""
+"""Phases of the scheduler; of the worker the second one, and, while it reads other weights, the
+third."""
 RESTING = frozenset({"ready", "idle", PAUSED, SLEEPING})
 """Phases in which an actor has nothing to do."""
 READY_PHASES = RESTING | {"stepping", WAKING}

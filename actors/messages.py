@@ -14,6 +14,8 @@ All messages are in one file, because the protocol is best read in one place.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Raw, Struct
@@ -41,6 +43,8 @@ MAX_CLIENT_MESSAGE_BYTES = 4 << 20
 MAX_TOKENS_IN_MESSAGE = 4 << 20
 MAX_TURNS = 4096
 """Turns of a conversation."""
+MAX_VALUES = 1 << 20
+"""Numbers of a tensor that are told at once."""
 MAX_SLOTS = 1 << 16
 MAX_RESTARTS = 1 << 16
 
@@ -61,6 +65,9 @@ Short = Annotated[str, Meta(max_length=4096)]
 Tenant = Annotated[str, Meta(max_length=64, pattern=r"^[\x21-\x7e]*(?!\n)$")]
 """The owner of a request: prefixes are shared within a tenant only, and scheduling is fair between
 tenants. Empty = the common tenant."""
+WeightsRuns = Annotated[list[tuple[int, int]], Meta(max_length=MAX_TOKENS_IN_MESSAGE)]
+"""(number of the first token, version of the model's weights) of each run of a completion's tokens
+that one version has made; version 0, of the engine's start, is left out in front."""
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 """Higher goes first."""
 BACKGROUND = -(2**31)
@@ -289,8 +296,40 @@ class AdapterCall(Message):
     """Of "load": an adapter of this name may be there, and gives way to it."""
 
 
+class WeightsCall(Message):
+    """Has the engine read its model's weights anew, or asks what it serves. Answered on the stream
+    (`Answer`), once every rank of the worker computes with them, by {"version", "path", "seconds",
+    "read_seconds"}, or {"error": {"code", "message"}}, after which those of before are served on.
+    """
+
+    rid: Rid
+    order: Literal["update", "state"]
+    path: Short = ""
+    """Of "update": a directory with a checkpoint of the same tensors; "" = the one in use."""
+    tensors: Short = ""
+    """Of "update": a safetensors file whose tensors take the place of those of the same name."""
+    mode: RunningMode = "wait"
+    """What becomes of the requests that run; "keep": they go on with the new weights."""
+    version: Count = 0
+    """Of "update": its number, above the present one; 0 = the next."""
+    clear_cache: bool = True
+    """The prefix cache is emptied, too. What older weights have computed is never used for
+    requests that come later, whether it is or not."""
+
+
+class TensorCall(Message):
+    """Asks for a tensor of the weights that are served. Answered on the stream (`Answer`) by
+    {"shape", "dtype", "values"}, or {"error": {"code", "message"}}."""
+
+    rid: Rid
+    name: Short
+    """As the checkpoint has it."""
+    most: Annotated[int, Meta(ge=1, le=MAX_VALUES)] = 100
+    """Rows that are wanted, the first ones; of a vector: numbers."""
+
+
 ToTokenizerFront = (Generate | Abort | Resume | Tokenize | Detokenize | ServerInfo | FlushCache
-                    | Control | AdapterCall)
+                    | Control | AdapterCall | WeightsCall | TensorCall)
 
 
 # --- tokenizer (front) -> client -----------------------------------------------------------------
@@ -363,6 +402,8 @@ class Usage(Struct, frozen=True, array_like=True, gc=False):
     """Tokens drafted ahead and verified (speculative decoding)."""
     accepted_tokens: int = 0
     """The drafted tokens that were accepted."""
+    weight_version: int = 0
+    """Of the weights that made the last token (`WeightsRuns`)."""
 
 
 class Pooled(Struct, frozen=True, array_like=True, gc=False):
@@ -380,6 +421,40 @@ class Pooled(Struct, frozen=True, array_like=True, gc=False):
         if not rows:
             return view.tolist()
         return [view[at:at + width].tolist() for at in range(0, rows[0] * width, width)]
+
+
+BYTE_EXPERTS = 256
+"""Experts of a layer whose numbers fit a byte."""
+MAX_ROUTED_BYTES = 24 << 20
+"""The most that are kept of a sequence's experts: they go to the client in one message."""
+
+
+class RoutedExperts(Struct, frozen=True, array_like=True, gc=False):
+    """The experts that the mixtures of a model chose for consecutive tokens."""
+
+    shape: tuple[Count, Count, Count]
+    """(tokens, layers with a mixture of experts, experts chosen by each)"""
+    data: bytes
+    """u1[*shape]; u2, little-endian, of models with more than 256 experts a layer."""
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number."""
+        return len(self.data) // max(math.prod(self.shape), 1)
+
+    def tolist(self) -> list[list[list[int]]]:
+        """Returns the experts' numbers: by token, by layer, in the order of their scores."""
+        tokens, layers, chosen = self.shape
+        view = memoryview(self.data).cast("B" if self.width == 1 else "H")
+        return [[view[at:at + chosen].tolist()
+                 for at in range(token * layers * chosen, (token + 1) * layers * chosen, chosen)]
+                for token in range(tokens)]
+
+    def part(self, first: int, end: int) -> RoutedExperts:
+        """Returns those of the tokens `first` to `end` - 1."""
+        tokens, layers, chosen = self.shape
+        size, end = len(self.data) // max(tokens, 1), min(end, tokens)
+        return RoutedExperts((end - first, layers, chosen), self.data[first * size:end * size])
 
 
 class Delta(Struct, frozen=True, array_like=True, gc=False):
@@ -406,6 +481,10 @@ class Delta(Struct, frozen=True, array_like=True, gc=False):
     created: Count = 0
     pooled: Pooled | None = None
     """Set with finish_reason == "stop" where `Generate.pooling` is."""
+    weights: WeightsRuns = []
+    """Set with finish_reason."""
+    routed_experts: RoutedExperts | None = None
+    """Set with finish_reason, if asked for: of the prompt and all tokens but the last."""
 
 
 class TextBatch(Message):
@@ -415,7 +494,8 @@ class TextBatch(Message):
 
 
 class Answer(Message):
-    """The result of an order that went round the ring (`FlushCache`, `Control`, `AdapterCall`)."""
+    """The result of an order that went round the ring (`FlushCache`, `Control`, `AdapterCall`,
+    `WeightsCall`, `TensorCall`)."""
 
     rid: Rid
     json: bytes
@@ -549,6 +629,26 @@ class AdapterOrder(Message):
     error: Short = ""
 
 
+class WeightsSource(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """The files that a model's weights were read from."""
+
+    path: Short = ""
+    """A checkpoint's directory; "" = the one that the engine is configured with."""
+    over: list[Short] = []
+    """Safetensors files whose tensors take the place of those of the same name there, a later
+    file's that of an earlier one's."""
+    digest: Annotated[bytes, Meta(max_length=32)] = b""
+    """Of these files, by name, size, time of change, begin and end; empty = the configured ones
+    alone, as they were at the start."""
+
+
+class WeightsOrder(Message):
+    """See `WeightsCall` and `TensorCall`; answered by a `Reply`."""
+
+    client: ClientId
+    call: WeightsCall | TensorCall
+
+
 class AbortRequest(Message):
     """The client (or the engine) cancels the request."""
 
@@ -628,6 +728,10 @@ class Ready(Message):
     """What it can make of prompts beside completions."""
     whole_prompts: bool = False
     """Every token attends to all of its prompt, which is computed in one step and never cached."""
+    weights: WeightsSource = WeightsSource()
+    """What it computes with."""
+    routing: tuple[Count, Count, Count] = (0, 0, 0)
+    """Layers with a mixture of experts, experts that each chooses, experts that each has."""
 
 
 class RowLogprobs(Struct, frozen=True, array_like=True, gc=False):
@@ -645,6 +749,42 @@ class RowLogprobs(Struct, frozen=True, array_like=True, gc=False):
     """i4[count, k]"""
     top_logprobs: bytes
     """f4[count, k]"""
+
+
+class RowExperts(Struct, frozen=True, array_like=True, gc=False):
+    """The experts of one sequence's tokens of a step, or of consecutive tokens of a sequence."""
+
+    row: int
+    """In a result: index of the sampled row; of an extend, -1 - slot."""
+    start: int
+    """Number of the first token within the sequence, prompt included; in a result: of extends."""
+    experts: RoutedExperts
+
+    @property
+    def end(self) -> int:
+        """Number of the token behind the last one."""
+        return self.start + self.experts.shape[0]
+
+    def beyond(self, known: int) -> RowExperts | None:
+        """Returns those of the tokens behind the first `known` of the sequence; None where there
+        are none, or some between are missing."""
+        if not self.start <= known < self.end:
+            return None
+        first, end = known - self.start, self.experts.shape[0]
+        return RowExperts(0, known, self.experts.part(first, end))
+
+
+def add_experts(rows: list[RowExperts], own: RowExperts) -> None:
+    """Adds to the experts of a sequence, which begin with its first token, what is new."""
+    if (new := own.beyond(rows[-1].end if rows else 0)) is not None:
+        rows.append(new)
+
+
+def joined_experts(rows: Sequence[RowExperts]) -> RoutedExperts:
+    """Returns the experts of tokens that come one behind the other, as one; of one row at least."""
+    _, layers, chosen = rows[0].experts.shape
+    return RoutedExperts((rows[-1].end - rows[0].start, layers, chosen),
+                         b"".join(own.experts.data for own in rows))
 
 
 class StepResult(Message):
@@ -690,6 +830,8 @@ class StepResult(Message):
     draft_counts: bytes = b""
     """u1[decodes]: drafts that each verified, where that is fewer than planned; b"" = as planned.
     The most of them is what the step's window had."""
+    experts: list[RowExperts] = []
+    """Of extends: of all their tokens; of decodes: of the last token and the accepted drafts."""
 
 
 class PageAnswer(Message):
@@ -726,8 +868,34 @@ class Unloaded(Message):
     rank: Count = 0
 
 
+class WeightsAnswer(Message):
+    """A rank has done a `PrepareWeights` or an `UpdateWeights`, or has refused it and goes on with
+    what it had."""
+
+    epoch: Epoch
+    rank: Count
+    number: StepNo
+    source: WeightsSource = WeightsSource()
+    """What it computes with from now on, or has prepared."""
+    error: Short = ""
+    """Why it has refused; "": it has not."""
+    seconds: Seconds = 0.0
+    prepared: bool = False
+    """It answers a `PrepareWeights`."""
+
+
+class TensorAnswer(Message):
+    """What a `ReadTensor` asked for."""
+
+    epoch: Epoch
+    number: StepNo
+    json: bytes = b""
+    error: Short = ""
+
+
 ToScheduler = (Submit | AbortRequest | ResumeRequest | Hello | Stop | Flush | ControlRequest | Ready
-               | StepResult | PageAnswer | Unloaded | AdapterAnswer | AdapterOrder)
+               | StepResult | PageAnswer | Unloaded | AdapterAnswer | AdapterOrder | WeightsOrder
+               | WeightsAnswer | TensorAnswer)
 
 
 # --- scheduler -> worker -------------------------------------------------------------------------
@@ -904,8 +1072,37 @@ class DropAdapter(Message):
     number: Count
 
 
+class PrepareWeights(Message):
+    """Read weights beside those that are served, off the steps' thread; each rank answers with
+    `WeightsAnswer`. What was prepared before is given up."""
+
+    epoch: Epoch
+    number: StepNo
+    source: WeightsSource
+    """Its digest is empty."""
+
+
+class UpdateWeights(Message):
+    """Compute with what was prepared under this number from the next step on; each rank answers
+    with `WeightsAnswer`. All ranks do, or none. No plan is under way."""
+
+    epoch: Epoch
+    number: StepNo
+    take: bool = True
+    """Else it is given up, and nothing answered."""
+
+
+class ReadTensor(Message):
+    """Tell the first rows of a tensor (`TensorAnswer`), off the steps' thread; of rank 0."""
+
+    epoch: Epoch
+    number: StepNo
+    name: Short
+    most: Count
+
+
 ToWorker = (StepPlan | Masks | Reset | PageOrder | Unload | Reload | LoadAdapter
-            | DropAdapter)
+            | DropAdapter | PrepareWeights | UpdateWeights | ReadTensor)
 
 
 # --- scheduler -> detokenizer --------------------------------------------------------------------
@@ -928,6 +1125,10 @@ class SequenceEvent(Struct, frozen=True, array_like=True, gc=False):
     accepted_tokens: int | None = None
     pooled: Pooled | None = None
     """Sent with the end; the ledger does not keep it."""
+    weights: tuple[int, int] | None = None
+    """The run of tokens (`WeightsRuns`) that begins in this batch."""
+    experts: RowExperts | None = None
+    """The next ones of the sequence."""
 
 
 class Open(Message):
@@ -963,6 +1164,9 @@ class Open(Message):
     choices sends only the end for each."""
     created: Count = 0
     trace: TraceContext | None = None
+    weights: WeightsRuns = []
+    experts: list[RowExperts] = []
+    """In order, from the first token on."""
 
 
 class TokenBatch(Message):

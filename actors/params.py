@@ -183,6 +183,9 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
     skip_special_tokens: bool = True
     structured: Structured | None = None
     """What the completion must be: a JSON value, a match of an expression, ..."""
+    routed_experts: bool = False
+    """Which experts each layer of a mixture of experts chose for each token of the prompt and the
+    completion (docs/rollouts.md). Nothing of the prompt then comes from the prefix cache."""
     thinking_token_budget: int | None = None
     """The most tokens of the completion's thoughts: behind these the text that ends a thought is
     written, and the model goes on with its answer. None = no limit, as is max_tokens or more."""
@@ -362,6 +365,7 @@ class ResolvedParams(Struct, frozen=True, array_like=True, forbid_unknown_fields
     """Tokens whose logprobs are reported instead of those of the likeliest ones."""
     processors: Annotated[tuple[ProcessorCall, ...], Meta(max_length=MAX_PROCESSORS)] = ()
     """Logits processors, in the order in which they are applied."""
+    routed_experts: bool = False
 
 
 class ResolvedPooling(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -31,9 +31,12 @@ from actorium.actors.client.requests import (
     pack_token_ids,
 )
 from actorium.actors.client.session import POLL, ClientSession
+from actorium.actors.client.target import LocalTarget
+from actorium.actors.client.tensor_file import write_tensors
 from actorium.actors.errors import (
     Aborted,
     ActoriumError,
+    BadModel,
     DeadlineExceeded,
     EngineFailed,
     EngineUnavailable,
@@ -43,6 +46,7 @@ from actorium.actors.errors import (
 )
 from actorium.actors.health import ENDED, memory_of, speculation_of
 from actorium.actors.messages import (
+    MAX_VALUES,
     Abort,
     AdapterCall,
     Control,
@@ -53,7 +57,9 @@ from actorium.actors.messages import (
     RunningMode,
     ServerInfo,
     Status,
+    TensorCall,
     Tokenize,
+    WeightsCall,
 )
 from actorium.actors.params import PoolingParams, SamplingParams
 
@@ -479,12 +485,15 @@ class ClientCalls:
 
     async def _control(self, order: Order, timeout: float | None, level: int = 1,
                        mode: RunningMode = "wait", clear_cache: bool = False) -> dict[str, Any]:
-        if mode not in get_args(RunningMode):
-            raise InvalidRequest(f"mode: must be one of {', '.join(get_args(RunningMode))}", "mode")
+        self._check_mode(mode)
         await self._session.ready()
         answer = await self._session.call(
             TOKENIZER, lambda rid: Control(rid, order, level, mode, clear_cache), timeout)
         return msgspec.json.decode(answer.json, type=dict[str, Any])
+
+    def _check_mode(self, mode: RunningMode) -> None:
+        if mode not in get_args(RunningMode):
+            raise InvalidRequest(f"mode: must be one of {', '.join(get_args(RunningMode))}", "mode")
 
     # --- adapters -----------------------------------------------------------------------------
 
@@ -524,6 +533,69 @@ class ClientCalls:
             raise from_code(error["code"], error["message"])
         listed: list[dict[str, Any]] = content["adapters"]
         return listed
+
+    # --- weights ------------------------------------------------------------------------------
+
+    async def update_weights(
+            self, weights: str | os.PathLike[str] | Mapping[str, Any] | bytes,
+            mode: RunningMode = "wait", clear_cache: bool = True, version: int = 0,
+            timeout: float | None = None) -> dict[str, Any]:
+        """Gives the engine other weights of the same model, while it serves, and returns
+        {"version": their number, "path", "seconds": that the engine computed nothing,
+        "read_seconds": that it read them beside running requests}.
+
+        weights: a directory with a checkpoint; or tensors by name (torch's or numpy's), of all the
+        model or of a part of it, or the bytes of a safetensors file of them, for an engine on this
+        machine. mode: requests that run end before ("wait"), go on with the new weights over what
+        the old ones have computed ("keep"), are computed again by the new ones and then go on
+        ("retract"), or are aborted ("abort"); requests that come meanwhile wait. version: above the
+        present one, which begins at 0; 0 = the next. clear_cache: the prefix cache is emptied, too;
+        it is never used across versions. timeout: seconds, None = as long as it takes. Raises
+        `BadModel` where the model has no such tensors; the engine goes on with what it had.
+        """
+        self._check_mode(mode)
+        if not 0 <= version < 2**31:
+            raise InvalidRequest(f"version: must be from 1 to {2**31 - 1}, got {version!r}",
+                                 "version")
+        path, file = "", None
+        if isinstance(weights, Mapping | bytes):
+            if not isinstance(self._session.target, LocalTarget):
+                raise InvalidRequest("weights: tensors go to an engine on the same machine; give "
+                                     "one on another a directory of its own", "weights")
+            self._session.target.check_running()
+            file = write_tensors(self._session.target.directory, weights)
+        else:
+            path = os.path.abspath(os.path.expanduser(weights))
+        try:
+            return await self._weights_call(timeout, lambda rid: WeightsCall(
+                rid, "update", path, str(file or ""), mode, version, clear_cache))
+        except BadModel:
+            if file is not None:
+                file.unlink(missing_ok=True)
+            raise
+
+    async def weight_version(self, timeout: float | None = 30.0) -> int:
+        """Returns the version of the engine's weights; 0 = those of its start."""
+        state = await self._weights_call(timeout, lambda rid: WeightsCall(rid, "state"))
+        return int(state["version"])
+
+    async def get_weights(self, name: str, most: int = 100,
+                          timeout: float | None = 60.0) -> dict[str, Any]:
+        """Returns a tensor of the weights that are served, as their files have it: {"shape",
+        "dtype", "values": its first `most` rows, of a vector numbers}. Raises `BadModel` where
+        there is none."""
+        if not 0 < most <= MAX_VALUES:
+            raise InvalidRequest(f"most: must be from 1 to {MAX_VALUES}, got {most!r}", "most")
+        return await self._weights_call(timeout, lambda rid: TensorCall(rid, name, most))
+
+    async def _weights_call(self, timeout: float | None,
+                            call: Callable[[str], WeightsCall | TensorCall]) -> dict[str, Any]:
+        await self._session.ready()
+        answer = await self._session.call(TOKENIZER, call, timeout)
+        content = msgspec.json.decode(answer.json, type=dict[str, Any])
+        if (error := content.get("error")) is not None:
+            raise from_code(error["code"], error["message"])
+        return content
 
     async def status(self, timeout: float | None = STATUS_TIMEOUT) -> Status:
         """Returns the state of each actor, at once."""

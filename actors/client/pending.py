@@ -212,7 +212,8 @@ class PendingRequest(PendingItem):
                     text=text, token_ids=tokens, logprobs=logprobs,
                     prompt_logprobs=prompt_logprobs, finish_reason=delta.finish_reason,
                     stop_reason=delta.stop_reason, usage=delta.usage, index=delta.index,
-                    rid=self.rid, pooled=delta.pooled))
+                    rid=self.rid, pooled=delta.pooled, weight_versions=delta.weights,
+                    routed_experts=delta.routed_experts))
                 if len(self.deltas) >= MAX_UNREAD:  # nobody reads them for now
                     self.deltas = deque(merge_deltas(self.deltas))
             return
@@ -268,7 +269,8 @@ class PendingRequest(PendingItem):
                 text="".join(choice.texts), token_ids=choice.token_ids,
                 finish_reason=last.finish_reason, stop_reason=last.stop_reason,
                 logprobs=choice.logprobs, prompt_logprobs=choice.prompt_logprobs,
-                usage=last.usage, index=index, rid=self.rid, pooled=last.pooled))
+                usage=last.usage, index=index, rid=self.rid, pooled=last.pooled,
+                weight_versions=last.weights, routed_experts=last.routed_experts))
         return made
 
 

@@ -19,6 +19,7 @@ from actorium.actors.messages import (
     Generate,
     Pooled,
     Priority,
+    RoutedExperts,
     Salt,
     Template,
     Tenant,
@@ -122,6 +123,12 @@ class Completion(Struct, frozen=True, kw_only=True):
     rid: str = ""
     pooled: Pooled | None = None
     """What `Request.pooling` asks for; there is no text then."""
+    weight_versions: list[tuple[int, int]] = []
+    """(number of the first token, version) of each run of tokens that one version of the model's
+    weights has made, where these were changed (`update_weights`); version 0 is left out in front.
+    """
+    routed_experts: RoutedExperts | None = None
+    """Of each token of the prompt and of the completion but its last, if asked for."""
 
 
 class StreamDelta(Struct, frozen=True, kw_only=True):
@@ -140,6 +147,10 @@ class StreamDelta(Struct, frozen=True, kw_only=True):
     rid: str = ""
     pooled: Pooled | None = None
     """Set with finish_reason "stop", if asked for."""
+    weight_versions: list[tuple[int, int]] = []
+    """Set with finish_reason; see `Completion`."""
+    routed_experts: RoutedExperts | None = None
+    """Set with finish_reason, if asked for; see `Completion`."""
 
 
 def merge_deltas(deltas: Iterable[StreamDelta]) -> list[StreamDelta]:
@@ -160,7 +171,8 @@ def _merge(deltas: list[StreamDelta]) -> StreamDelta:
         prompt_logprobs=next((delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs),
                              None),
         finish_reason=last.finish_reason, stop_reason=last.stop_reason, usage=last.usage,
-        index=last.index, rid=last.rid, pooled=last.pooled)
+        index=last.index, rid=last.rid, pooled=last.pooled, weight_versions=last.weight_versions,
+        routed_experts=last.routed_experts)
 
 
 def encode_request(rid: str, request: Request, tenant: str = "") -> tuple[bytes, int]:

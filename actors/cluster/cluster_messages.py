@@ -281,7 +281,8 @@ def entry_bytes(entry: LedgerEntry) -> int:
     """What the entry takes, nearly."""
     rows = sum(len(output.logprobs) + len(output.prompt_logprobs) for output in entry.choices)
     return (BESIDES + len(entry.submit.prompt) + LOGPROBS * rows
-            + sum(len(output.tokens) for output in entry.choices))
+            + sum(len(output.tokens) + sum(len(own.experts.data) for own in output.experts)
+                  for output in entry.choices))
 
 
 def pieces(entries: Iterable[LedgerEntry]) -> Iterator[list[RequestRecord]]:

@@ -177,7 +177,7 @@ class RequestBook:
             self._apply(OUTPUT, OutputRecord(
                 message.sid, message.emitted, message.cached_tokens, message.emitted_logprobs,
                 message.prompt_logprobs, message.end, message.draft_tokens,
-                message.accepted_tokens))
+                message.accepted_tokens, runs=message.weights, experts=message.experts))
 
     def apply_batch(self, batch: TokenBatch) -> None:
         """Tokens and events of sequences of the book."""
@@ -188,7 +188,7 @@ class RequestBook:
         for output in request.entry.choices:
             if output.finish is None:
                 output.finish = msgspec.structs.replace(event, sid=output.sid, logprobs=None,
-                                                        prompt_logprobs=None)
+                                                        prompt_logprobs=None, experts=None)
                 if self.written:
                     self.records.append(make_record(OUTPUT, output_record(output)))
 

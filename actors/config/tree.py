@@ -95,6 +95,9 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     override_generation_config: dict[str, float] = {}
     """Sampling defaults that win over those: temperature, top_k, top_p, min_p,
     repetition_penalty; and max_new_tokens: the longest completion, whatever a request names."""
+    weights_dir: str | None = None
+    """Folder below which checkpoints lie that callers over HTTP may change the weights to, while
+    the model serves; default: none. docs/weights-update.md"""
     seed: int = 0
     """Seed of dummy weights and of requests that name none."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable
 
@@ -109,6 +110,8 @@ def _model_rules(m: ModelConfig) -> list[Rule]:
     wrong_pooler = _wrong_pooler(m.pooler_config)
     return [
         ("model.runner", m.runner in RUNNERS, f"must be one of {', '.join(RUNNERS)}"),
+        ("model.weights_dir", m.weights_dir is None or os.path.isdir(m.weights_dir),
+         "must be a folder that is there"),
         ("model.convert", m.convert in CONVERSIONS, f"must be one of {', '.join(CONVERSIONS)}"),
         ("model.convert", m.runner != "generate" or m.convert in ("auto", "none"),
          "goes with runner pooling"),

@@ -161,13 +161,18 @@ class DetokenizerCore(Core):
         by_client: dict[bytes, list[Delta]] = {}
         waiting: dict[int, OutputSequence] = {}
         all_open = connections.all_open
+        large: list[Send] = []
         broken: list[tuple[OutputSequence, BaseException]] = []
         self.journal.put(NOBODY)
         for sid, seq in self._unsent.items():
             if all_open or not connections.shut(seq.client):
                 self.journal.turn_to(seq.name)
                 try:
-                    by_client.setdefault(seq.client, []).append(seq.delta())
+                    delta = seq.delta()
+                    if delta.routed_experts is None:
+                        by_client.setdefault(seq.client, []).append(delta)
+                    else:  # several of them may be too much for a message
+                        large.append(Send(CLIENT, TextBatch([delta]), seq.client))
                 except BaseException as error:
                     broken.append((seq, error))
             else:
@@ -176,8 +181,9 @@ class DetokenizerCore(Core):
         self._unsent = waiting
         for seq, raised in broken:
             self._quarantine(seq, raised)
-        connections.sent_to(by_client)
-        return [Send(CLIENT, TextBatch(news), client) for client, news in by_client.items()]
+        connections.sent_to([*by_client, *(send.client for send in large)])
+        return [*large, *(Send(CLIENT, TextBatch(news), client)
+                          for client, news in by_client.items())]
 
     def _check_clients(self, connections: ClientConnections, now: float) -> None:
         """Gives up clients that are away for too long or far behind, and probes the others."""
@@ -308,12 +314,15 @@ class DetokenizerCore(Core):
         self._repeated += min(skip, count)
         if message.cached_tokens is not None:
             seq.cached = message.cached_tokens
+        if len(message.weights) > len(seq.runs):
+            seq.runs = list(message.weights)
         if count >= skip:
             seq.drafted, seq.accepted = message.draft_tokens, message.accepted_tokens
         if end is not None:
             seq.apply_event(end)
         for row in message.prompt_logprobs:
             seq.add_prompt_logprobs(row)
+        seq.add_experts(message.experts)
         if count > skip:
             self._unsent[seq.sid] = seq
             emitted = memoryview(message.emitted).cast("i").tolist()

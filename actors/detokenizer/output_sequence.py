@@ -13,11 +13,15 @@ from actorium.actors.messages import (
     Open,
     Pooled,
     Rejected,
+    RoutedExperts,
+    RowExperts,
     RowLogprobs,
     SequenceEvent,
     TokenBatch,
     TokenLogprob,
     Usage,
+    add_experts,
+    joined_experts,
 )
 from actorium.actors.params import TextParams
 from actorium.actors.runtime.inflight_journal import name_of
@@ -35,7 +39,7 @@ class OutputSequence:
                  "created", "cached", "seen", "gap_end", "asked_at", "drafted", "accepted",
                  "finish_reason", "stop_reason", "error", "trace", "first_at", "_prompt",
                  "_stream", "_stops", "_min_tokens", "_include_stop", "_text", "_tokens", "_start",
-                 "_logprobs", "_prompt_logprobs", "_prompt_told", "_pooled")
+                 "_logprobs", "_prompt_logprobs", "_prompt_told", "_pooled", "_experts", "runs")
 
     def __init__(self, message: Open, stream: IncrementalDetokenizer, now: float = 0.0) -> None:
         self.sid = message.sid
@@ -58,6 +62,8 @@ class OutputSequence:
         """When the scheduler was asked for those, and has not answered."""
         self.drafted = self.accepted = 0
         """Drafts verified for it, and those accepted."""
+        self.runs = list(message.weights)
+        """See `WeightsRuns`."""
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self.error: Rejected | None = None
@@ -79,6 +85,7 @@ class OutputSequence:
         self._prompt_logprobs: list[TokenLogprob | None] | None = None
         self._prompt_told = False
         self._pooled: Pooled | None = None
+        self._experts: list[RowExperts] = []
 
     @property
     def key(self) -> Key:
@@ -168,8 +175,19 @@ class OutputSequence:
             self.cached = event.cached_tokens
         if event.draft_tokens is not None:
             self.drafted, self.accepted = event.draft_tokens, event.accepted_tokens or 0
+        if event.weights is not None and (
+                not self.runs or self.runs[-1][0] < event.weights[0]):
+            self.runs.append(event.weights)
         if event.prompt_logprobs is not None:
             self.add_prompt_logprobs(event.prompt_logprobs)
+        if event.experts is not None:
+            self.add_experts([event.experts])
+
+    def add_experts(self, experts: Sequence[RowExperts]) -> None:
+        """Adds the experts of consecutive tokens, as far as they are new; they go out at the end.
+        """
+        for own in experts:
+            add_experts(self._experts, own)
 
     def add_prompt_logprobs(self, row: RowLogprobs) -> None:
         """Adds the logprobs of prompt positions from `row.start` on; they go out with the first
@@ -183,11 +201,21 @@ class OutputSequence:
         for i, entry in enumerate(expand(row, tokens)):
             self._prompt_logprobs[row.start + i] = entry
 
+    def _joined_experts(self) -> RoutedExperts | None:
+        """Returns those of the prompt and of all tokens but the last, which is never computed."""
+        if not self._experts:
+            return None
+        return joined_experts(self._experts).part(0, max(self.prompt_tokens + self.seen - 1, 0))
+
     def delta(self) -> Delta:
         """Returns everything since the last delta. Tokens may be ahead of the text, which is held
         back."""
-        usage = None if self.finish_reason is None else Usage(
-            self.prompt_tokens, self.cached, self.seen, self.drafted, self.accepted)
+        usage, runs, experts = None, list[tuple[int, int]](), None
+        if self.finish_reason is not None:  # a stop string may lie before the last ones
+            runs = [run for run in self.runs if run[0] < max(self.seen, 1)]
+            experts = self._joined_experts()
+            usage = Usage(self.prompt_tokens, self.cached, self.seen, self.drafted, self.accepted,
+                          runs[-1][1] if runs else 0)
         prompt_logprobs = None
         if self._prompt_logprobs is not None and (self.seen or self.finish_reason is not None):
             prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
@@ -196,7 +224,7 @@ class OutputSequence:
                      array("i", self._tokens).tobytes(), self._logprobs, prompt_logprobs,
                      self.finish_reason, self.stop_reason, usage, self.error,
                      *((0, 0) if self._start else (self.prompt_tokens, self.created)),
-                     self._pooled)
+                     self._pooled, runs, experts)
         self._text = ""
         self._tokens = []
         self._start = self.seen

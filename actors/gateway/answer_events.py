@@ -32,7 +32,7 @@ from actorium.actors.gateway.parsers.parts import (
     merge_parts,
 )
 from actorium.actors.gateway.parsers.thoughts import ReasoningTokenCounter
-from actorium.actors.messages import TokenLogprob, Usage
+from actorium.actors.messages import RoutedExperts, TokenLogprob, Usage
 
 STOP, LENGTH, TOOL_CALLS, ABORT = "stop", "length", "tool_calls", "abort"
 """Finish reasons of events, which are OpenAI's and "abort"."""
@@ -60,6 +60,8 @@ class ChoiceEvents(Struct, frozen=True):
     finish_reason: str | None
     """Set with the last ones of the choice."""
     stop_reason: str | int | None
+    routed_experts: RoutedExperts | None = None
+    """Set with finish_reason, if asked for."""
 
     @property
     def text(self) -> str:
@@ -143,9 +145,10 @@ def usage_of_prompts(counts: Sequence[Usage]) -> Usage:
                  *_sums(counts))
 
 
-def _sums(counts: Sequence[Usage]) -> tuple[int, int, int]:
+def _sums(counts: Sequence[Usage]) -> tuple[int, int, int, int]:
+    """Of the tokens; and the newest weights."""
     return (sum(one.completion_tokens for one in counts), sum(one.draft_tokens for one in counts),
-            sum(one.accepted_tokens for one in counts))
+            sum(one.accepted_tokens for one in counts), max(one.weight_version for one in counts))
 
 
 class ChoiceReader:
@@ -172,7 +175,7 @@ class ChoiceReader:
             else self._custom_calls.add(kept, last=reason is not None)
         return ChoiceEvents(
             delta.index, shown, delta.token_ids, delta.logprobs, delta.prompt_logprobs,
-            self._has_answer, self._reason(reason), delta.stop_reason)
+            self._has_answer, self._reason(reason), delta.stop_reason, delta.routed_experts)
 
     def _keeps(self, part: MessagePart) -> bool:
         if isinstance(part, ReasoningPart):

@@ -27,6 +27,7 @@ from actorium.actors.gateway.api import (
     sleep_routes,
     stored_responses,
     tokens,
+    weights_routes,
 )
 from actorium.actors.gateway.api.anthropic_messages import MessagesTurn
 from actorium.actors.gateway.api.chat_completions import ChatTurn
@@ -153,6 +154,11 @@ def handlers_of(gateway: GatewayState) -> dict[str, Handler]:
         "unload_adapter": adapter_routes.unload,
         "sglang_load_adapter": adapter_routes.sglang_load,
         "sglang_unload_adapter": adapter_routes.sglang_unload,
+        "update_weights": weights_routes.from_disk,
+        "update_tensors": weights_routes.from_tensor,
+        "get_weights": weights_routes.by_name,
+        "weight_version": weights_routes.version,
+        "other_weights": weights_routes.refused,
         "openapi": OpenApi(gateway.settings).serve,
         "probe": engine_routes.probe,
     }

@@ -18,6 +18,7 @@ from actorium.actors.messages import (
     Column,
     Count,
     NamedAdapter,
+    RowExperts,
     RowLogprobs,
     SequenceEvent,
     Short,
@@ -25,9 +26,12 @@ from actorium.actors.messages import (
     StepNo,
     Submit,
     TokenBatch,
+    WeightsRuns,
+    WeightsSource,
+    add_experts,
 )
 
-META, ADMISSION, BATCH, OUTPUT, COUNTS, ACTIVITY, ADAPTERS = 1, 2, 3, 4, 5, 6, 7
+META, ADMISSION, BATCH, OUTPUT, COUNTS, ACTIVITY, ADAPTERS, WEIGHTS = 1, 2, 3, 4, 5, 6, 7, 8
 """Kinds of records."""
 
 
@@ -125,6 +129,16 @@ class AdaptersRecord(Struct, frozen=True, array_like=True):
     repeats its order."""
 
 
+class WeightsRecord(Struct, frozen=True, array_like=True):
+    """The model's weights from here on."""
+
+    version: Count = 0
+    """Counts the changes since the engine's start."""
+    source: WeightsSource = WeightsSource()
+    orders: list[tuple[bytes, str]] = []
+    """(client, rid) of the last orders that were carried out."""
+
+
 class OutputRecord(Struct, frozen=True, array_like=True):
     """Everything that a sequence has emitted, in one record: compaction replaces its batches by it.
     """
@@ -139,6 +153,8 @@ class OutputRecord(Struct, frozen=True, array_like=True):
     drafted: Count = 0
     accepted: Count = 0
     marks: SequenceMarks = NO_MARKS
+    runs: WeightsRuns = []
+    experts: list[RowExperts] = []
 
 
 class RequestRecord(Struct, frozen=True, array_like=True, gc=False):
@@ -164,6 +180,8 @@ class SequenceOutput(Struct):
     """Drafts verified for it, and those accepted."""
     accepted: int = 0
     marks: SequenceMarks = NO_MARKS
+    runs: WeightsRuns = []
+    experts: list[RowExperts] = []
     incomplete: bool = False
     """Some of it may be missing: it goes on after what is known, whether or not it had ended."""
 
@@ -195,6 +213,8 @@ class LedgerHistory:
         self.activity = ActivityRecord()
         self.adapters: AdaptersRecord | None = None
         """None = nothing is recorded of any."""
+        self.weights: WeightsRecord | None = None
+        """Likewise."""
         self.unreadable = 0
         """Records that are whole but mean nothing to this version."""
         self.counts: dict[str, float] = {}
@@ -234,7 +254,7 @@ class LedgerHistory:
         self.apply(_DECODE[kind](payload))
 
     def apply(self, message: LedgerMeta | AdmissionRecord | OutputRecord | TokenBatch
-              | CountsRecord | ActivityRecord | AdaptersRecord) -> None:
+              | CountsRecord | ActivityRecord | AdaptersRecord | WeightsRecord) -> None:
         """Apply a record's message."""
         if isinstance(message, LedgerMeta):
             self.meta = message
@@ -250,6 +270,8 @@ class LedgerHistory:
             self.activity = message
         elif isinstance(message, AdaptersRecord):
             self.adapters = message
+        elif isinstance(message, WeightsRecord):
+            self.weights = message
         else:
             self._on_batch(message)
 
@@ -268,7 +290,8 @@ class LedgerHistory:
             self.forget(key)  # long finished, and its rid was used again
             known = None
         if known is None:
-            choices = [SequenceOutput(message.sid + i, bytearray(), logprobs=[], prompt_logprobs=[])
+            choices = [SequenceOutput(message.sid + i, bytearray(), logprobs=[], prompt_logprobs=[],
+                                      runs=[], experts=[])
                        for i in range(submit.n)]
             self.entries[key] = LedgerEntry(submit, choices, self.meta.model if self.meta else "")
             self._outputs.update((output.sid, output) for output in choices)
@@ -300,9 +323,10 @@ class LedgerHistory:
         output.tokens = bytearray(message.tokens)
         output.logprobs = list(message.logprobs)
         output.prompt_logprobs = list(message.prompt_logprobs)
+        output.experts = list(message.experts)
         output.cached_tokens = message.cached_tokens
         output.drafted, output.accepted = message.drafted, message.accepted
-        output.marks = message.marks
+        output.marks, output.runs = message.marks, list(message.runs)
         output.incomplete = False
         output.finish = message.finish or output.finish
 
@@ -361,9 +385,14 @@ class LedgerHistory:
             starts = {row.start for row in output.prompt_logprobs}
             if event.prompt_logprobs.start not in starts:
                 output.prompt_logprobs.append(event.prompt_logprobs)
+        if event.experts is not None:
+            add_experts(output.experts, event.experts)
+        if event.weights is not None and (
+                not output.runs or output.runs[-1][0] < event.weights[0]):
+            output.runs.append(event.weights)
         if event.finish_reason is not None and not output.incomplete:
             output.finish = msgspec.structs.replace(event, logprobs=None, prompt_logprobs=None,
-                                                    pooled=None)
+                                                    pooled=None, experts=None)
             self._uncounted[f"finished_{event.finish_reason}"] += 1
 
     def forget(self, key: tuple[bytes, str]) -> None:
@@ -393,7 +422,8 @@ def request_record(entry: LedgerEntry) -> RequestRecord:
     """All that is known of a request; see `LedgerHistory.restore`."""
     return RequestRecord(entry.submit, entry.choices[0].sid, [
         output_record(output) for output in entry.choices
-        if output.tokens or output.finish or output.prompt_logprobs or output.marks != NO_MARKS])
+        if output.tokens or output.finish or output.prompt_logprobs or output.experts
+        or output.marks != NO_MARKS])
 
 
 def entry_records(entry: LedgerEntry) -> Iterator[LedgerRecord]:
@@ -408,7 +438,7 @@ def output_record(output: SequenceOutput) -> OutputRecord:
     """All that is known of the sequence."""
     return OutputRecord(output.sid, bytes(output.tokens), output.cached_tokens, output.logprobs,
                         output.prompt_logprobs, output.finish, output.drafted, output.accepted,
-                        output.marks)
+                        output.marks, output.runs, output.experts)
 
 
 def make_record(kind: int, message: Any) -> LedgerRecord:
@@ -427,4 +457,5 @@ _DECODE: dict[int, Any] = {
     kind: msgspec.msgpack.Decoder(type_).decode
     for kind, type_ in ((META, LedgerMeta), (ADMISSION, AdmissionRecord), (BATCH, TokenBatch),
                         (OUTPUT, OutputRecord), (COUNTS, CountsRecord),
-                        (ACTIVITY, ActivityRecord), (ADAPTERS, AdaptersRecord))}
+                        (ACTIVITY, ActivityRecord), (ADAPTERS, AdaptersRecord),
+                        (WEIGHTS, WeightsRecord))}

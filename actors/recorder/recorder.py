@@ -87,11 +87,13 @@ class Recorder:
         """Records what the core found in its ledger."""
         if ledger is None or not (ledger.history.entries or ledger.history.next_sid > 1
                                   or ledger.history.activity != ActivityRecord()
-                                  or ledger.history.adapters is not None):
+                                  or ledger.history.adapters is not None
+                                  or ledger.history.weights is not None):
             return None
         requests = [self._recorded(entry) for entry in ledger.history.entries.values()]
         return InitialState(requests, ledger.history.next_sid, ledger.same_boot, monotonic(),
-                            ledger.history.activity, ledger.history.adapters)
+                            ledger.history.activity, ledger.history.adapters,
+                            ledger.history.weights)
 
     def _recorded(self, entry: LedgerEntry) -> RequestRecord:
         prompt, submit, redactor = entry.submit.prompt, entry.submit, self._redactor
@@ -101,7 +103,8 @@ class Recorder:
                 return tokens
             return redactor.redact_tokens(prompt + tokens)[len(prompt):]
 
-        outputs = [OutputRecord(c.sid, shown(bytes(c.tokens)), c.cached_tokens, finish=c.finish)
+        outputs = [OutputRecord(c.sid, shown(bytes(c.tokens)), c.cached_tokens, finish=c.finish,
+                                runs=c.runs)
                    for c in entry.choices]
         return RequestRecord(submit if redactor is None else redactor.redact_submit(submit),
                              entry.choices[0].sid, outputs)

@@ -21,7 +21,12 @@ import msgspec
 from msgspec import Struct
 
 from actorium.actors.errors import ActoriumError
-from actorium.actors.ledger.records import ActivityRecord, AdaptersRecord, RequestRecord
+from actorium.actors.ledger.records import (
+    ActivityRecord,
+    AdaptersRecord,
+    RequestRecord,
+    WeightsRecord,
+)
 from actorium.actors.messages import ToScheduler
 
 VERSION = 3
@@ -39,6 +44,7 @@ class InitialState(Struct, frozen=True, array_like=True):
     now: float
     activity: ActivityRecord = ActivityRecord()
     adapters: AdaptersRecord | None = None
+    weights: WeightsRecord | None = None
 
 
 class RecordingHeader(Struct, frozen=True, array_like=True):

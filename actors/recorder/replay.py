@@ -158,7 +158,7 @@ def fresh_core(recording: Recording) -> SchedulerCore:
         return SchedulerCore(context, load=AnyGrammar)
     history = LedgerHistory()
     history.next_sid, history.activity = header.initial.next_sid, header.initial.activity
-    history.adapters = header.initial.adapters
+    history.adapters, history.weights = header.initial.adapters, header.initial.weights
     for record in header.initial.requests:
         history.restore(record)
     return SchedulerCore(context, PriorRun(history, header.initial.same_boot, header.initial.now),

@@ -25,7 +25,9 @@ MAX_IPC_PATH = 107
 LONGEST_SOCKET = "detokenizer.front"
 OUR_FILES = frozenset({"lock", "config.json", "engine.json", "probes.json", "probes.sock",
                        "gateway.json", "connections.sock", "exact.json", "passes.json",
-                       "upgrade.json", "plans.json", "pulled.json"})
+                       "upgrade.json", "plans.json", "pulled.json", "weights.json"})
+WEIGHTS = "weights.json"
+"""The files that the worker has its model's weights from, where they have changed."""
 RANK_FILE = re.compile(r"worker-\d+\.json")
 NEW = ".new"
 """Behind the name of a file that is being written."""
@@ -33,7 +35,10 @@ PEER = ".peer"
 """Behind the name of a gateway's socket for the others."""
 CALLS = ".calls"
 """Behind the name of a gateway's socket for connections that the relay hands over."""
-OUR_SUFFIXES = (".inbox", ".front", ".log", ".tape0", ".tape1", ".journal", PEER, CALLS, NEW)
+TENSORS = ".safetensors"
+"""How names of files end that clients send a model's tensors in."""
+OUR_SUFFIXES = (".inbox", ".front", ".log", ".tape0", ".tape1", ".journal", PEER, CALLS, NEW,
+                TENSORS)
 GROUP = "group-"
 """Before the epoch: the directory in which the ranks of a worker meet."""
 GROUP_FILES = frozenset({"gate", "ranks", "ranks.new", "store"})

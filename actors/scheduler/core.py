@@ -26,7 +26,9 @@ from actorium.actors.ledger.records import (
     ACTIVITY,
     ADAPTERS,
     COUNTS,
+    WEIGHTS,
     ActivityRecord,
+    WeightsRecord,
     make_record,
 )
 from actorium.actors.messages import (
@@ -44,8 +46,11 @@ from actorium.actors.messages import (
     StepResult,
     Stop,
     Submit,
+    TensorAnswer,
     ToScheduler,
     Unloaded,
+    WeightsAnswer,
+    WeightsOrder,
 )
 from actorium.actors.runtime.inflight_journal import InflightJournal
 from actorium.actors.runtime.roles import TRACER_ROLE, WORKER
@@ -60,6 +65,7 @@ from actorium.actors.scheduler.request_lifecycle import RequestLifecycle
 from actorium.actors.scheduler.request_state import PlanRecord, Rejection, RequestState
 from actorium.actors.scheduler.sleep import ASLEEP, UNLOADING, SleepControl
 from actorium.actors.scheduler.step_results import apply_media, apply_result
+from actorium.actors.scheduler.weights import WeightsControl
 from actorium.actors.scheduler.worker_capacity import WorkerGroup
 from actorium.actors.structured.structured_output import Load, no_vocabulary
 
@@ -103,6 +109,9 @@ class SchedulerCore(Core):
         self.sleep = SleepControl(self.requests, self._group, context.epoch,
                                   self._config.sleep_after, self._config.sleep_level,
                                   activity or ActivityRecord())
+        weights = prior.history.weights if prior is not None and context.epoch > 1 else None
+        self.weights = WeightsControl(self.requests, self.sleep, self._ranks, context.epoch,
+                                      weights or WeightsRecord())
         self.outgoing.to_worker(Reset(self._epoch))
         if config.adapters.enable_lora:
             self.state.adapters = AdapterTable(
@@ -155,6 +164,12 @@ class SchedulerCore(Core):
             self.sleep.on_unloaded(message)
         elif isinstance(message, ControlRequest):
             self.sleep.on_control(message)
+        elif isinstance(message, WeightsOrder):
+            self.weights.on_order(message, self.sleep.stage in (UNLOADING, ASLEEP))
+        elif isinstance(message, WeightsAnswer):
+            self.weights.on_answer(message)
+        elif isinstance(message, TensorAnswer):
+            self.weights.on_tensor(message)
         elif isinstance(message, Flush):
             self._on_flush(message)
         elif isinstance(message, PageAnswer):
@@ -173,6 +188,7 @@ class SchedulerCore(Core):
         requests, self.masks.last_forced = self.requests, {}
         requests.end_overdue(now)
         self.sleep.step(bool(self._unresolved), now)
+        self.weights.step(bool(self._unresolved))
         self.outgoing.report_again(self.state)
         if self._guard.failed:
             requests.end_failed()
@@ -259,6 +275,7 @@ class SchedulerCore(Core):
         if state.adapters is not None:
             state.adapters.on_worker(ready.adapters)
         self.sleep.on_worker()
+        self.weights.on_worker(ready.weights)
         self._planner.reset(ready)
         requests.worker = ready
         if self._planner.pacing is not None:
@@ -322,7 +339,8 @@ class SchedulerCore(Core):
         """Returns the ledger's records of all that was counted, and of every request that must not
         be forgotten, one request after the other, each as it is when it is asked for."""
         yield [make_record(COUNTS, self.requests.metrics.snapshot(self.state)),
-               *(make_record(ACTIVITY, record) for record in self.sleep.records())]
+               *(make_record(ACTIVITY, record) for record in self.sleep.records()),
+               *(make_record(WEIGHTS, record) for record in self.weights.records())]
         if self.state.adapters is not None:
             yield [make_record(ADAPTERS, self.state.adapters.names.record())]
         yield from self.requests.history.all_records(self.state)
@@ -385,7 +403,7 @@ class SchedulerCore(Core):
         gauges = {"running": state.table.num_running, "waiting": len(state.queue),
                   "waiting_requests": state.queue.requests, "steps": state.step,
                   "worker_restarts": self._worker_restarts, "missed": self._missed,
-                  **self.sleep.gauges(),
+                  **self.sleep.gauges(), **self.weights.gauges(),
                   "ledger_full": bool(self.outgoing.blocked),
                   "ledger_not_durable": self._not_durable, **self._totals,
                   **self._trials.gauges(state), **requests.history.gauges(),

@@ -130,9 +130,10 @@ class OutgoingMessages:
             yield msgspec.structs.replace(
                 open_message(choice, self._epoch), emitted=table.emitted_of(choice).tobytes(),
                 emitted_logprobs=choice.logprobs.copy(),
-                prompt_logprobs=choice.prompt_logprobs.copy(), end=choice.finish, again=again,
+                prompt_logprobs=choice.prompt_logprobs.copy(), experts=choice.experts.copy(),
+                end=choice.finish, again=again,
                 cached_tokens=choice.cached_len if choice.first_token_reported else None,
-                draft_tokens=drafted, accepted_tokens=accepted)
+                draft_tokens=drafted, accepted_tokens=accepted, weights=choice.runs.copy())
 
     # --- sending ---------------------------------------------------------------------------------
 
@@ -166,6 +167,7 @@ def report_bytes(request: RequestState, table: SlotTable) -> int:
     """Returns how many bytes the reports of a request have, nearly."""
     return sum(SEQUENCE_BYTES + 4 * len(table.emitted_of(choice))
                + _rows_bytes(choice.logprobs) + _rows_bytes(choice.prompt_logprobs)
+               + sum(len(own.experts.data) for own in choice.experts)
                for choice in request.choices)
 
 

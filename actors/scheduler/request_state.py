@@ -11,7 +11,14 @@ import msgspec
 import numpy as np
 
 from actorium.actors.ledger.records import NO_MARKS, SequenceMarks
-from actorium.actors.messages import BACKGROUND, Open, RowLogprobs, SequenceEvent, Submit
+from actorium.actors.messages import (
+    BACKGROUND,
+    Open,
+    RowExperts,
+    RowLogprobs,
+    SequenceEvent,
+    Submit,
+)
 from actorium.actors.params import ResolvedParams
 from actorium.actors.runtime.inflight_journal import name_of
 from actorium.actors.runtime.splitmix64 import splitmix64
@@ -114,6 +121,15 @@ class SequenceState:
     logprobs: list[RowLogprobs] = field(default_factory=list)
     """Of all its emitted tokens, in order, where a recovery may want them."""
     prompt_logprobs: list[RowLogprobs] = field(default_factory=list)
+    experts_reported: int = 0
+    """Tokens, from the first one of the prompt, whose experts went out."""
+    experts: list[RowExperts] = field(default_factory=list)
+    """Of all of them, in order, where a recovery may want them."""
+    runs: list[tuple[int, int]] = field(default_factory=list)
+    """See `WeightsRuns`."""
+    weights: str = ""
+    """What stands for the weights in the name of its prefixes: those of its admission, while it
+    holds a slot."""
     finish: SequenceEvent | None = None
     """How it has ended."""
     marks: SequenceMarks = NO_MARKS
@@ -158,6 +174,8 @@ class SequenceState:
         """What the model gives for each token of the prompt is wanted, so that none may come from
         the prefix cache."""
         submit = self.request.submit
+        if submit.params.routed_experts and not len(self.emitted):
+            return True  # behind the first token, those of everything before are known
         return submit.params.prompt_logprobs >= 0 or (
             submit.pooling is not None and submit.pooling.every_row)
 

@@ -14,6 +14,8 @@ Each fact of a sequence lies in one place. Who writes it:
     pending                                             whatever changes its tokens
     lock, started                       SequenceState   `admit`, `cache_prefix`, `_vacate`
     preempted, preemptions, passed      SequenceState   `preempt`; passed: `WaitingQueue.admit`
+    weights                             SequenceState   here
+    runs                                SequenceState   `step_results`
     cached_len, counted,                SequenceState   `_first_admission`, `step_results`
     first_token_reported,
     logprobs, prompt_logprobs
@@ -79,6 +81,10 @@ class SchedulerState:
         """Sequences that were admitted or preempted since the last counts."""
         self.adapters: AdapterTable | None = None
         """None = the engine serves no LoRA adapters."""
+        self.weights, self.weights_name = 0, ""
+        """Version of the model's weights, and what stands for them in names of prefixes."""
+        self.older_weights: set[int] = set()
+        """Sequences whose last token is of an older version."""
         self.guard = guard
         self._on_finished = on_finished
         self.keep_history = False
@@ -121,6 +127,23 @@ class SchedulerState:
         self.slots_to_release.clear()
         for sequence in self.sequences.values():
             sequence.key, sequence.match_version = None, -1
+            sequence.weights = self.weights_name
+
+    def change_weights(self, version: int, name: str) -> None:
+        """The worker has other weights from the next step on. Sequences that hold slots go on over
+        the pages of the older ones."""
+        self.weights, self.weights_name = version, name
+        for sequence in self.sequences.values():
+            self.note_weights(sequence)
+            if not sequence.slot:
+                sequence.key, sequence.match_version = None, -1
+                sequence.weights = name
+
+    def note_weights(self, sequence: SequenceState) -> None:
+        """Takes note of a sequence that lives, and may have tokens of older weights."""
+        last = sequence.runs[-1][1] if sequence.runs else 0
+        if last != self.weights and len(self.table.emitted_of(sequence)):
+            self.older_weights.add(sequence.sid)
 
     # --- coming and going ------------------------------------------------------------------------
 
@@ -129,6 +152,8 @@ class SchedulerState:
         self.requests[request.key] = request
         for sequence in request.live.values():
             self.sequences[sequence.sid] = sequence
+            sequence.weights = self.weights_name
+            self.note_weights(sequence)
             self.queue.push(sequence)
             if self.adapters is not None:
                 self.adapters.arrived(sequence)
@@ -158,6 +183,7 @@ class SchedulerState:
         if self.adapters is not None:
             self.adapters.ended(sequence)
         request = sequence.request
+        self.older_weights.discard(sequence.sid)
         del self.sequences[sequence.sid], request.live[sequence.sid]
         if not request.live:
             self.finished_requests.append(self.requests.pop(request.key))
@@ -199,6 +225,8 @@ class SchedulerState:
         sequence.lock, sequence.started, sequence.match_version = None, None, -1
         self.kv_cache.release(pages, sequence.sid)
         self.slots_to_release.append(slot)
+        if sequence.weights != self.weights_name:
+            sequence.key, sequence.weights = None, self.weights_name
 
     # --- the prefix cache ------------------------------------------------------------------------
 
@@ -207,7 +235,7 @@ class SchedulerState:
             data = tokens_of(sequence)
             if media := sequence.request.submit.media:
                 data = media_key(data, media, self.kv_cache.page_size)
-            sequence.key = PrefixKey(sequence.salt, data)
+            sequence.key = PrefixKey(sequence.weights + sequence.salt, data)
         return sequence.key
 
     def cache_prefix(self, sequence: SequenceState, pages: list[Ints], computed: int) -> None:

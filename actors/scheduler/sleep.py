@@ -277,6 +277,11 @@ class SleepControl:
         return self._state.admits == NONE and self._state.table.num_running > 0
 
     @property
+    def unloads(self) -> bool:
+        """Whether the worker has no weights, is about to have none, or loads them."""
+        return self.stage != AWAKE or self._wanted.level > 0
+
+    @property
     def phase(self) -> str:
         """The scheduler's, if it is not a usual one."""
         if self.stage in (UNLOADING, ASLEEP):

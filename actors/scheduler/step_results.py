@@ -3,7 +3,7 @@ for the detokenizer, and shares the pages of images that the step has computed."
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,7 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actorium.actors.config.parsed_values import GRAMMAR
-from actorium.actors.messages import RowLogprobs, SequenceEvent, StepResult, TokenBatch
+from actorium.actors.messages import (
+    RowExperts,
+    RowLogprobs,
+    SequenceEvent,
+    StepResult,
+    TokenBatch,
+)
 from actorium.actors.scheduler.cache.page_allocator import Ints
 from actorium.actors.scheduler.cache.radix_cache import shareable
 from actorium.actors.scheduler.request_state import (
@@ -65,7 +71,8 @@ def apply_result(state: SchedulerState, record: PlanRecord, result: StepResult) 
     """
     table, slots = state.table, record.slots
     starts = table.emitted[slots]
-    if _is_steady(record, result) and table.sid[slots].tobytes() == record.sids_column:
+    if (not state.older_weights and _is_steady(record, result)
+            and table.sid[slots].tobytes() == record.sids_column):
         if record.window > 1 and not result.draft_counts:
             return _apply_draft_windows(state, record, result, starts)
         table.append_one(slots, starts, np.frombuffer(result.tokens, np.int32), record.window)
@@ -76,7 +83,7 @@ def apply_result(state: SchedulerState, record: PlanRecord, result: StepResult) 
     rows = _unpack(record, result)
     known = _apply_rows(state, record, rows, starts)
     state.charge_tenants(record.sids[known], rows.counts[known])
-    events = _events(state, record, rows, result, known)
+    events = _events(state, record, rows, result, known, starts)
     credited = _batch(record, result.epoch, rows, known, starts, events)
     credited.verified = _verified(record, rows)
     return credited
@@ -87,7 +94,8 @@ def _is_steady(record: PlanRecord, result: StepResult) -> bool:
     logprobs."""
     rows = len(record.slots)
     if (record.firsts or not rows or record.forced or result.finish != bytes(rows)
-            or result.logprobs or result.prompt_logprobs or record.pooled or result.pooled):
+            or result.logprobs or result.prompt_logprobs or record.pooled or result.pooled
+            or result.experts):
         return False
     if result.draft_counts or record.window == 1:
         return (result.counts == b"\1" * rows and len(result.tokens) == 4 * rows
@@ -231,11 +239,12 @@ def _batch(record: PlanRecord, epoch: int, rows: ResultRows, known: NDArray[np.b
 
 
 def _events(state: SchedulerState, record: PlanRecord, rows: ResultRows, result: StepResult,
-            known: NDArray[np.bool_]) -> list[SequenceEvent]:
-    """Returns an event for each sequence that has a first token, an end or logprobs."""
+            known: NDArray[np.bool_], starts: Ints) -> list[SequenceEvent]:
+    """Returns an event for each sequence that has a first token, one of other weights than before,
+    an end or logprobs."""
     finished = rows.finish.any()
     if not (record.firsts or finished or result.logprobs or result.prompt_logprobs
-            or result.pooled):
+            or result.pooled or result.experts or state.older_weights):
         return []
     news: dict[int, dict[str, Any]] = {}
     for row in range(record.firsts):
@@ -243,6 +252,8 @@ def _events(state: SchedulerState, record: PlanRecord, rows: ResultRows, result:
         if sequence is not None and not sequence.first_token_reported:
             sequence.first_token_reported = True
             news[sequence.sid] = {"cached_tokens": sequence.cached_len}
+    for sid, run in _runs(state, record, rows, known, starts):
+        news.setdefault(sid, {})["weights"] = run
     for logprobs in result.logprobs:
         if known[logprobs.row]:
             sid = int(record.sids[logprobs.row])
@@ -258,13 +269,30 @@ def _events(state: SchedulerState, record: PlanRecord, rows: ResultRows, result:
                 news.setdefault(sequence.sid, {})["prompt_logprobs"] = fresh
                 if state.keep_history:
                     sequence.prompt_logprobs.append(fresh)
+    for own in result.experts:
+        if (found := _unreported_experts(state, record, own, known, starts)) is not None:
+            news.setdefault(found[0], {})["experts"] = found[1]
     ended = _finish(state, record, rows, known, news) if finished else []
     ended += _finish_pooled(state, record, result, news)
     events = {sid: SequenceEvent(sid=sid, **fields) for sid, fields in news.items()}
     for sequence in ended:
         sequence.finish = msgspec.structs.replace(events[sequence.sid], logprobs=None,
-                                                  prompt_logprobs=None)
+                                                  prompt_logprobs=None, experts=None)
     return list(events.values())
+
+
+def _runs(state: SchedulerState, record: PlanRecord, rows: ResultRows, known: NDArray[np.bool_],
+          starts: Ints) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Yields (sid, run) of the sequences whose tokens are of other weights from this step on."""
+    among = (starts == 0) & bool(state.weights)
+    if state.older_weights:
+        among |= np.isin(record.sids, list(state.older_weights))
+    for row in np.flatnonzero(among & known & (rows.counts > 0)):
+        sequence = state.sequences[int(record.sids[row])]
+        run = int(starts[row]), state.weights
+        state.older_weights.discard(sequence.sid)
+        sequence.runs.append(run)
+        yield sequence.sid, run
 
 
 def _finish(state: SchedulerState, record: PlanRecord, rows: ResultRows, known: NDArray[np.bool_],
@@ -296,7 +324,8 @@ def _finish_pooled(state: SchedulerState, record: PlanRecord, result: StepResult
         with state.guard.of(sequence.request):
             state.finish(sequence)
             news[sequence.sid] = {"cached_tokens": sequence.cached_len, "finish_reason": "stop",
-                                  "pooled": pooled}
+                                  "pooled": pooled} | (
+                {"weights": (0, state.weights)} if state.weights else {})
             ended.append(sequence)
     return ended
 
@@ -323,6 +352,26 @@ def _unreported_logprobs(sequence: SequenceState, logprobs: RowLogprobs) -> RowL
         logprobs, start=logprobs.start + skip, chosen=logprobs.chosen[4 * skip:],
         ranks=logprobs.ranks[4 * skip:], top_ids=logprobs.top_ids[top * skip:],
         top_logprobs=logprobs.top_logprobs[top * skip:])
+
+
+def _unreported_experts(state: SchedulerState, record: PlanRecord, own: RowExperts,
+                        known: NDArray[np.bool_], starts: Ints) -> tuple[int, RowExperts] | None:
+    """Returns the sequence, and the part of its experts that was not reported before a preemption
+    computed them again."""
+    if own.row >= 0 and not known[own.row]:
+        return None
+    sid = record.extends[-1 - own.row] if own.row < 0 else int(record.sids[own.row])
+    sequence = state.sequences.get(sid)
+    if sequence is None:
+        return None
+    start = own.start if own.row < 0 else sequence.prompt_len + int(starts[own.row]) - 1
+    fresh = RowExperts(0, start, own.experts).beyond(sequence.experts_reported)
+    if fresh is None:
+        return None
+    sequence.experts_reported = fresh.end
+    if state.keep_history:
+        sequence.experts.append(fresh)
+    return sid, fresh
 
 
 def apply_media(state: SchedulerState, record: PlanRecord,

@@ -10,13 +10,13 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from actorium.actors.errors import BadModel
-from actorium.actors.messages import PageGroup, Ready
+from actorium.actors.messages import BYTE_EXPERTS, MAX_ROUTED_BYTES, PageGroup, Ready
 from actorium.actors.scheduler.adapters import SERVES_NONE
 from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
 from actorium.actors.scheduler.request_state import Rejection, RequestState
 
 SAME = ("page_size", "slots", "max_model_len", "vocab_size", "recurrent", "drafts", "host_parts",
-        "disk", "adapters", "pooling", "whole_prompts")
+        "disk", "adapters", "pooling", "whole_prompts", "weights", "routing")
 """Fields of `Ready` in which ranks that serve one model do not differ."""
 
 
@@ -74,6 +74,16 @@ def check_request(request: RequestState, worker: Ready, kv_cache: KVCacheManager
     if request.submit.adapter is not None and not worker.adapters:
         return Rejection("invalid_request", f"adapter: {SERVES_NONE}")
     length, window = len(request.prompt), 1 + worker.drafts
+    if request.params.routed_experts:
+        layers, chosen, experts = worker.routing
+        if not layers:
+            return Rejection("invalid_request", "routed_experts: the model has no mixture of "
+                             "experts whose choices it could tell")
+        most = min(length + request.params.max_tokens, worker.max_model_len)
+        size = most * layers * chosen * (1 if experts <= BYTE_EXPERTS else 2)
+        if size > MAX_ROUTED_BYTES:
+            return Rejection("invalid_request", f"routed_experts: those of {most} tokens are "
+                             f"{size:,} bytes, at most {MAX_ROUTED_BYTES:,}: lower max_tokens")
     capacity, pooling = kv_cache.capacity(window), request.submit.pooling
     if pooling is not None and pooling.task not in worker.pooling:
         return Rejection("invalid_request", f"task: the model does not serve {pooling.task}")

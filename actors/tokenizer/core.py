@@ -42,10 +42,13 @@ from actorium.actors.messages import (
     ResumeRequest,
     ServerInfo,
     Submit,
+    TensorCall,
     Tokenize,
     Tokenized,
     ToTokenizerFront,
     TraceContext,
+    WeightsCall,
+    WeightsOrder,
 )
 from actorium.actors.models.model_dir import served_name
 from actorium.actors.params import Structured, for_choices
@@ -130,7 +133,8 @@ class TokenizerCore(Core):
         entry = PendingMessage(client, message, now)
         if isinstance(message, Abort | Resume) or (
                 self._model is not None
-                and isinstance(message, ServerInfo | FlushCache | Control | AdapterCall)):
+                and isinstance(message, ServerInfo | FlushCache | Control | AdapterCall
+                               | WeightsCall | TensorCall)):
             self._answer(entry)
         elif (full := self._queue.add(entry)) is not None and entry.key not in self._known:
             self._reject(client, message.rid, full)  # else it is sent again, as if this got lost
@@ -247,6 +251,9 @@ class TokenizerCore(Core):
         elif isinstance(message, AdapterCall):
             check_adapter_call(message, self._config)
             self._out.append(Send("scheduler", AdapterOrder(client, message)))
+        elif isinstance(message, WeightsCall | TensorCall):
+            check_weights_call(message, self._config)
+            self._out.append(Send("scheduler", WeightsOrder(client, message)))
 
     def _checked(self, entry: PendingMessage) -> PendingMessage:
         """Checks a request's parameters against the model, once. Raises `InvalidRequest`."""
@@ -420,6 +427,17 @@ def check_adapter_call(call: AdapterCall, config: Config) -> None:
         raise InvalidRequest("lora_path: must be an absolute path", "lora_path")
     if call.name in (*config.model.served_model_name, served_name(config)):
         raise InvalidRequest(f"lora_name: {call.name!r} is the model itself", "lora_name")
+
+
+def check_weights_call(call: WeightsCall | TensorCall, config: Config) -> None:
+    """Raises `InvalidRequest` where an engine cannot do what is ordered."""
+    if clustered(config.cluster):
+        raise InvalidRequest("weights: a cluster's router has none; ask each replica's engine")
+    if isinstance(call, TensorCall):
+        return
+    for name, place in (("model_path", call.path), ("tensors", call.tensors)):
+        if place and not place.startswith("/"):
+            raise InvalidRequest(f"{name}: must be an absolute path", name)
 
 
 def _structured(message: Any) -> Structured | None:

@@ -42,9 +42,12 @@ class ModulePlace(NamedTuple):
 class AdaptedLayers:
     """The layers of a model, with adapters in slots."""
 
-    def __init__(self, model: Decoder, slots: int, rank: int, install: Install) -> None:
-        """slots: different adapters of a step; rank: of a module, at most."""
+    def __init__(self, model: Decoder, slots: int, rank: int, install: Install,
+                 filled: Sequence[AdapterStack] = ()) -> None:
+        """slots: different adapters of a step; rank: of a module, at most; filled: the stacks of
+        the same model with other weights, where there is one, whose adapters stay."""
         self.stacks: list[AdapterStack] = []
+        self._filled = list(filled)
         self.places: dict[str, list[ModulePlace]] = {}
         """By name, the modules that adapters may have."""
         self.slots, self.rank = slots, rank
@@ -131,8 +134,9 @@ class AdaptedLayers:
         product = own.product if gated is None else Halves(gated)
         assert isinstance(product, Linear)
         ins = self._columns[own.modules[0].module]
-        stack = AdapterStack(self.slots, self.rank, ins, [part.outs for part in own.modules],
-                             self._dtype, self._device)
+        stack = self._filled.pop(0) if self._filled else AdapterStack(
+            self.slots, self.rank, ins, [part.outs for part in own.modules], self._dtype,
+            self._device)
         for module, part in enumerate(own.modules):
             place = ModulePlace(len(self.stacks), module, part.rows)
             self.places.setdefault(part.module, []).append(place)

@@ -41,10 +41,7 @@ def open_adapters(path: Path, config: Config, model: LoadedModel) -> OpenedAdapt
     if not lora.enable_lora or not isinstance(model, Decoder):
         return None
 
-    def install(own: Decoder) -> None:
-        PassManager(own, model.passes).install()
-
-    layers = AdaptedLayers(model, lora.max_loras, lora.max_lora_rank, install)
+    layers = AdaptedLayers(model, lora.max_loras, lora.max_lora_rank, _install)
     whole = read_shape(path, config)
     reader = AdapterReader(
         layers.places, {spec.name: spec.shape for spec in model_tensors(whole)},
@@ -52,3 +49,14 @@ def open_adapters(path: Path, config: Config, model: LoadedModel) -> OpenedAdapt
         ARCHITECTURES[whole.architecture].names, model.dtype, (whole.heads, whole.kv_heads))
     model.products.clear()
     return OpenedAdapters(layers, reader)
+
+
+def renew_adapters(layers: AdaptedLayers, model: Decoder) -> AdaptedLayers:
+    """The layers of the same model with other weights, with the adapters that are in `layers`."""
+    made = AdaptedLayers(model, layers.slots, layers.rank, _install, layers.stacks)
+    model.products.clear()
+    return made
+
+
+def _install(model: Decoder) -> None:
+    PassManager(model, model.passes).install()

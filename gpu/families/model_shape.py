@@ -309,6 +309,12 @@ class ModelShape:
         assert self.mtp_parts is not None
         return self.mtp_parts
 
+    @property
+    def mixtures(self) -> int:
+        """Layers with a mixture of experts."""
+        beside = self.experts is not None and self.experts.beside
+        return self.layers if beside else len(self.sparse)
+
     def has_experts(self, i: int) -> bool:
         """Whether the i-th layer's MLP is a mixture; that of a layer that drafts, behind all
         others, is one where the model has any."""

@@ -34,7 +34,7 @@ from actorium.gpu.models.forward_context import (
     StatePlan,
     plan_attention,
 )
-from actorium.gpu.models.layer_weights import LayerWeights, NamedProduct
+from actorium.gpu.models.layer_weights import LayerWeights, NamedProduct, RoutingTape
 from actorium.gpu.models.pooler import Pooler
 from actorium.gpu.models.rotary import rope_tables
 from actorium.gpu.parallel.rank_group import LoneRank, RankGroup
@@ -54,6 +54,7 @@ from actorium.kernels.inputs import HiddenStream, InputForm, settled
 from actorium.kernels.linear import Linear
 from actorium.kernels.reference.prompt_attention import distance_table
 from actorium.kernels.reference.rope import axis_rows, rope_rows
+from actorium.kernels.reference.torch_ops import TorchOps
 
 
 class Mixer(Protocol):
@@ -165,22 +166,25 @@ class LoadedModel(ABC):
     """What runs its layers, in words; empty: operations of ours."""
 
     def __init__(self, shape: ModelShape, device: torch.device, attention: StepAttention,
-                 native: bool = True, kernels: str = "auto", group: RankGroup = LoneRank()) -> None:
+                 native: bool = True, kernels: str = "auto", group: RankGroup = LoneRank(),
+                 ops: TorchOps | None = None) -> None:
         """attention: what attends over its pages.
         native: C kernels where they can be had, on as many threads as torch has now.
         kernels: see `select_ops`, which may raise `ValueError`.
-        group: of ranks that share the model; the shape is this one's."""
+        group: of ranks that share the model; the shape is this one's.
+        ops: the kernels, where they are another model's; None = they are to be selected."""
         self.shape, self.device, self.group = shape, device, group
         self.attention = attention
         self.dtype = TORCH_DTYPES[shape.dtype]
         widest = max(own.head_dim for own in shape.kinds)
-        self.ops = select_ops(self.dtype, device, widest, native, kernels,
-                              attention.exact_states)
+        self.ops = ops or select_ops(self.dtype, device, widest, native, kernels,
+                                     attention.exact_states)
         self.slopes: Tensor | None = None
         """f32[heads]: of this rank's heads, where scores fall with distance."""
         if shape.alibi:
             first = group.place.rank * shape.heads
             self.slopes = torch.tensor(shape.alibi[first:first + shape.heads], device=device)
+        self.tape = RoutingTape()
         self.drafter: MtpDrafter | None = None
         """Of a model with a layer that drafts; who loads the model gives it one."""
         self.eagle: EagleHead | None = None
@@ -263,17 +267,17 @@ class Decoder(LoadedModel):
     def __init__(
         self, shape: ModelShape, tensors: WeightTensors, device: torch.device,
         attention: StepAttention, native: bool = True, kernels: str = "auto",
-        group: RankGroup = LoneRank(),
+        group: RankGroup = LoneRank(), ops: TorchOps | None = None,
     ) -> None:
         """tensors: as `model_tensors` names them; they are taken out of the dict, but for those of
         the layer that drafts. The others: see `LoadedModel`; of a group, they are this rank's."""
-        super().__init__(shape, device, attention, native, kernels, group)
+        super().__init__(shape, device, attention, native, kernels, group, ops)
         if shape.bidirectional:
             self.no_graphs = NOTHING_DECODED
         self.products: list[NamedProduct] = []
         """All that were made, but for those in leaves; none once the model is loaded."""
         whole = LayerWeights(tensors, "", self.ops, shape.norm_plus_one, group, device=device,
-                             made=self.products)
+                             made=self.products, tape=self.tape)
         # The largest first: what a layer is made of lies beside what was made before.
         self.embed, self.head = embedding_and_head(whole, shape)
         self.distances: Tensor | None = None

@@ -77,19 +77,34 @@ class NamedProduct(NamedTuple):
     """Of a `Gated`."""
 
 
+class RoutingTape:
+    """The experts that the mixtures of a model choose, noted while somebody asks for them."""
+
+    def __init__(self) -> None:
+        self.chosen: list[Tensor] | None = None
+        """i64[T, chosen] of each mixture so far, in the order of the layers; None: nobody asks."""
+
+    def add(self, chosen: Tensor) -> None:
+        """What the next mixture has chosen."""
+        if self.chosen is not None:
+            self.chosen.append(chosen)
+
+
 class LayerWeights:
     """Tensors whose names begin with `prefix`; each is taken once."""
 
     def __init__(self, tensors: WeightTensors, prefix: str, ops: TorchOps, plus_one: bool,
                  group: RankGroup = LoneRank(), beside: int = 1,
                  device: torch.device = torch.device("cpu"),
-                 made: list[NamedProduct] | None = None) -> None:
+                 made: list[NamedProduct] | None = None,
+                 tape: RoutingTape | None = None) -> None:
         """plus_one: norms multiply by 1 + weight; group: of ranks that share the model; beside: see
         `parts`; device: where what is made of no tensor lies; made: gets all products that are
-        made, but for those in leaves."""
+        made, but for those in leaves; tape: of the model's mixtures."""
         self.tensors, self.prefix, self.ops, self.plus_one = tensors, prefix, ops, plus_one
         self.group, self.beside, self.device = group, beside, device
         self.made = [] if made is None else made
+        self.tape = tape or RoutingTape()
 
     def under(self, prefix: str) -> LayerWeights:
         """Those with a longer prefix."""
@@ -98,7 +113,7 @@ class LayerWeights:
     def at(self, prefix: str) -> LayerWeights:
         """Those with another prefix."""
         return LayerWeights(self.tensors, prefix, self.ops, self.plus_one, self.group, self.beside,
-                            self.device, self.made)
+                            self.device, self.made, self.tape)
 
     def parts(self) -> LayerWeights:
         """The same, of which each rank gives its part, its leaves side by side: for a mixture,

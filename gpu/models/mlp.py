@@ -12,7 +12,7 @@ from torch import Tensor
 
 from actorium.gpu.families.layer_shapes import GATED, ExpertShape, Routing
 from actorium.gpu.families.model_shape import ModelShape
-from actorium.gpu.models.layer_weights import LayerWeights
+from actorium.gpu.models.layer_weights import LayerWeights, RoutingTape
 from actorium.gpu.parallel.rank_group import RankGroup
 from actorium.gpu.parallel.split_layers import MixtureSum
 from actorium.gpu.passes import canonical_ops as ops
@@ -188,6 +188,7 @@ class Mixture:
     shared: Dense | None
     total: RankGroup | MixtureSum | None
     """What sums the parts of each expert that ranks, or leaves, give."""
+    tape: RoutingTape
     factors: Tensor | None = None
     """[E]: on the weights of the chosen."""
 
@@ -213,6 +214,7 @@ class Mixture:
         """What the chosen experts give, weighted: [T, hidden]. logits: [T, E or more]."""
         s = self.shape
         weights, chosen = self.experts.choose(logits[:, :s.number], s.chosen, s.normalised)
+        self.tape.add(chosen)
         if self.factors is not None:
             weights = weights * self.factors.index_select(0, chosen.flatten()).view_as(chosen)
         return self.experts(x, weights, chosen)
@@ -282,7 +284,8 @@ def mixture(w: LayerWeights, s: ExpertShape) -> Mixture:
         router = torch.cat((router, w.pop("shared_expert_gate.weight")))
     bias = w.pop(f"{s.names.router}.bias") if s.bias else None
     return Mixture(s, w.ops.linear(router, bias), experts(w, s),
-                   dense(w.under(s.names.shared).parts()) if s.shared else None, w.mixture_sum())
+                   dense(w.under(s.names.shared).parts()) if s.shared else None, w.mixture_sum(),
+                   w.tape)
 
 
 @dataclass(slots=True)
@@ -301,6 +304,7 @@ class GroupedMixture:
     shared: Dense | Ungated | None
     total: RankGroup | MixtureSum | None
     """See `Mixture`."""
+    tape: RoutingTape
     latent: tuple[Linear, Linear] | None = None
     """To what the experts take, and back."""
 
@@ -323,6 +327,7 @@ class GroupedMixture:
     def route(self, x: Input) -> Tensor:
         """What the chosen experts give, weighted: [T, hidden]."""
         weights, chosen = self.choose(plain(x))
+        self.tape.add(chosen)
         if self.latent is not None:
             into, out_of = self.latent
             return out_of(self.experts(into(x), weights, chosen))
@@ -351,7 +356,7 @@ def grouped_mixture(w: LayerWeights, s: ExpertShape, routing: Routing) -> Groupe
     choice = ExpertChoice(s.chosen, s.normalised, r.groups, r.chosen_groups, r.best, r.softmax,
                           r.added, r.least, r.factor)
     return GroupedMixture(choice, r.on_input, w.ops, router, bias, experts(w, s), shared,
-                          w.mixture_sum(), latent)
+                          w.mixture_sum(), w.tape, latent)
 
 
 def layer_mlp(w: LayerWeights, s: ModelShape, i: int) -> Dense | Mixture | GroupedMixture:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -12,7 +12,8 @@ import torch
 
 from actorium.actors.config.parsed_values import parse_passes, parse_speculative
 from actorium.actors.config.tree import Config
-from actorium.actors.errors import BadConfig, BadModel
+from actorium.actors.errors import BadConfig, BadModel, shown
+from actorium.actors.models.gguf_folder import gguf_source
 from actorium.actors.models.model_dir import read_config
 from actorium.gpu.attention.backend_choice import select_attention
 from actorium.gpu.attention.capabilities import FP8_PAGES
@@ -54,6 +55,7 @@ from actorium.gpu.weights.fp8_weights import CacheScales, how_served, keeps
 from actorium.gpu.weights.loader import Fp8, Progress, holds, read_tensors
 from actorium.gpu.weights.random_weights import random_tensors
 from actorium.gpu.weights.sliced_tensors import slices_of
+from actorium.gpu.weights.weight_files import WeightFiles
 from actorium.kernels.backends import triton_fault
 
 LOG = logging.getLogger("actorium.model")
@@ -79,28 +81,36 @@ def decoder_of(name: str) -> type[Decoder]:
 
 
 def load_model(path: Path, config: Config, device: torch.device, progress: Progress,
-               group: RankGroup = LoneRank(), choose: ChoosePasses = keep_all) -> LoadedModel:
+               group: RankGroup = LoneRank(), choose: ChoosePasses = keep_all,
+               files: WeightFiles | None = None, like: Decoder | None = None) -> LoadedModel:
     """The model at `path`, ready on the device, with what drafts for it: its own layer where that
     is asked for, or, by `auto`, where the checkpoint has it; or a smaller model. Of a group of
     several ranks, this rank's part.
 
     progress(what, done, of) is called once per shard. choose: of the passes that are on, those that
-    are used. Raises `BadModel` with one line that names the file, field or tensor at fault, and
-    `BadConfig` for kernels or an attention backend that cannot run here.
+    are used. files: that its weights are read from, None = those at `path`. like: the same model
+    with other weights, whose kernels it takes over; passes are not installed yet. Raises `BadModel`
+    with one line that names the file, field or tensor at fault, and `BadConfig` for kernels or an
+    attention backend that cannot run here.
     """
     if config.device.kernels == "triton" and (fault := triton_fault(device)):
         raise BadConfig(f"kernels: triton was asked for, but {fault}", "device.kernels")
     shape = read_shape(path, config)
+    if files is not None:
+        _check_files(path, config, shape, files)
     model = (load_transformers(path, config, device, shape, progress, group)
              if shape.by_transformers else
-             _load_decoder(path, config, device, shape, progress, group, choose))
-    if (own := draft_model_config(config, shape.max_model_len)) is not None:
+             _load_decoder(path, config, device, shape, progress, group, choose, files, like))
+    if like is not None:
+        model.draft_model = like.draft_model
+    elif (own := draft_model_config(config, shape.max_model_len)) is not None:
         model.draft_model = load_model(Path(own.model.model), own, device, progress, group)
     return model
 
 
 def _load_decoder(path: Path, config: Config, device: torch.device, shape: ModelShape,
-                  progress: Progress, group: RankGroup, choose: ChoosePasses) -> Decoder:
+                  progress: Progress, group: RankGroup, choose: ChoosePasses,
+                  files: WeightFiles | None, like: Decoder | None) -> Decoder:
     """The same of a class of ours, without a smaller model. shape: of the whole model."""
     where = path / "config.json"
     if shape.mtp_layers and not _drafts(path, shape, config):
@@ -119,19 +129,20 @@ def _load_decoder(path: Path, config: Config, device: torch.device, shape: Model
     kind, dtype, whole = decoder_of(shape.architecture), TORCH_DTYPES[shape.dtype], shape
     slices, shape = slices_of(whole, group.place), whole.split(group.place.size)
     drafts = as_served(shape, demand_of(config))[1].drafts
-    attention = select_attention(shape, config, device, drafts)
+    attention = like.attention if like else select_attention(shape, config, device, drafts)
     specs = model_tensors(shape)
-    if config.model.load_format == "dummy":
+    if config.model.load_format == "dummy" and files is None:
         tensors = random_tensors(specs, dtype, device, config.model.seed, progress, fp8,
                                  shape.grouped, slices)
     else:
-        tensors = read_tensors(path, specs, dtype, device, progress, kind.fused(whole), fp8,
+        tensors = read_tensors(files.path if files else path, specs, dtype, device, progress,
+                               kind.fused(whole), fp8,
                                _cache_scales(config, whole, group.place), shape.grouped,
                                stored_weights(raw, where), slices,
                                ARCHITECTURES[shape.architecture].names,
-                               ignored_tensors(whole, raw))
+                               ignored_tensors(whole, raw), files.over if files else None)
     model = kind(shape, tensors, device, attention, config.device.native_kernels,
-                 config.device.kernels, group)
+                 config.device.kernels, group, like.ops if like else None)
     model.drafter = load_drafter(model, tensors)
     if shape.eagle is not None:
         model.eagle = load_eagle(shape.eagle, config, device, progress, model.ops,
@@ -146,9 +157,29 @@ def _load_decoder(path: Path, config: Config, device: torch.device, shape: Model
     elif config.device.exact == "on":
         # Of a row without an adapter others in the step would else decide how its gate is rounded.
         model.passes = tuple(own for own in model.passes if own != "gated_product")
+    if like is not None:  # who has it take the other's place installs them, when no step runs
+        return model
     PassManager(model, model.passes,
                 Path(dump) if (dump := config.device.dump_passes) else None).install()
     return model
+
+
+def _check_files(path: Path, config: Config, shape: ModelShape, files: WeightFiles) -> None:
+    """Raises `BadModel` where the model at `path` cannot have its weights from these files."""
+    if shape.by_transformers:
+        raise BadModel(f"{files.path}: a model that transformers' classes run keeps its weights")
+    if not files.path.is_dir():
+        raise BadModel(f"{files.path}: no such directory")
+    if (gguf_source(files.path) is None) != (gguf_source(path) is None):
+        raise BadModel(f"{files.path}: the model is served from {path}, whose format is another")
+    if files.path == path or not (files.path / "config.json").is_file():
+        return
+    theirs = read_shape(files.path, config)
+    for field in fields(shape):
+        one, other = getattr(shape, field.name), getattr(theirs, field.name)
+        if one != other:
+            raise BadModel(f"{files.path / 'config.json'}: another model than the one that is "
+                           f"served: {field.name} is {shown(other)} instead of {shown(one)}")
 
 
 def _cache_scales(config: Config, shape: ModelShape, place: RankPlace) -> CacheScales | None:

@@ -33,12 +33,21 @@ class EagleProposer(MTPProposer):
         return arrays.array(targets.index_select(0, arrays.tensor(drafts)))
 
 
-def eagle_proposers(model: LoadedModel, pages: int, page_size: int, dtype: torch.dtype,
-                    tables: SlotTables) -> dict[str, Proposer]:
-    """The proposer of a model's head by the name of its method, with so many pages of this dtype
-    for its keys and values, as full attention has; none where the model has no head."""
-    head, windows = model.eagle, [group.window for group in model.shape.groups]
-    if head is None:
+def eagle_pool(model: LoadedModel, pages: int, page_size: int, dtype: torch.dtype
+               ) -> KVPagePool | None:
+    """So many pages for the keys and values of a model's head, as full attention has; None where
+    the model has no head."""
+    if model.eagle is None:
+        return None
+    return KVPagePool(model.eagle.shape.layer, pages, page_size, dtype, model.device)
+
+
+def eagle_proposers(model: LoadedModel, pool: KVPagePool | None, tables: SlotTables
+                    ) -> dict[str, Proposer]:
+    """The proposer of a model's head by the name of its method. pool: of the head; None: there is
+    none."""
+    if pool is None:
         return {}
-    pool = KVPagePool(head.shape.layer, pages, page_size, dtype, model.device)
-    return {"eagle3": EagleProposer(head, pool, tables, windows.index(0))}
+    assert model.eagle is not None
+    full = [group.window for group in model.shape.groups].index(0)
+    return {"eagle3": EagleProposer(model.eagle, pool, tables, full)}

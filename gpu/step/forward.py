@@ -9,6 +9,7 @@ from torch import Tensor
 
 from actorium.actors.runtime.beat_gauges import STEP_MODES, eager_key, step_key
 from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.models.layer_weights import RoutingTape
 from actorium.gpu.models.pooler import Pooler
 from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.step.input_batch import InputBatch
@@ -43,6 +44,7 @@ class StepModel(LayerRunner, Protocol):
     shape: ModelShape
     no_graphs: str
     pooler: Pooler | None
+    tape: RoutingTape
 
     def logits(self, rows: Tensor) -> Tensor:
         """[R, hidden] before the final norm -> [R, vocab]."""

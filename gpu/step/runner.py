@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -24,21 +23,26 @@ from actorium.gpu.step.input_batch import (
     prepare_batch,
     stage_rows,
 )
+from actorium.gpu.step.launched_step import LaunchedStep
 from actorium.gpu.step.logits_processing import LogitsProcessing
 from actorium.gpu.step.pooled_rows import PooledRows, PooledStep, pool_rows
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.result_logprobs import (
     logprobs_count,
     named_tokens,
-    prompt_logprobs,
-    row_logprobs,
+)
+from actorium.gpu.step.routed_experts import (
+    RoutedRows,
+    RoutedStep,
+    chosen_of,
+    routed_rows,
+    routing_of,
 )
 from actorium.gpu.step.sampler import SamplerOutput, sample_and_commit
 from actorium.gpu.step.speculation import Proposer
 from actorium.gpu.step.staging import Array, Download, Upload
 from actorium.gpu.step.states import RecurrentBatch, StatePool
 from actorium.gpu.step.tables import I32, LOGPROBS, MASKED, SlotTables
-from actorium.gpu.vision.media_steps import MediaReport
 from actorium.kernels.reference.logprobs import Logprobs, join
 
 LOGITS_BYTES = 256 << 20
@@ -60,56 +64,6 @@ def _no_masks(plan: StepPlan) -> Sequence[RowMask]:
 
 def _rows_of(pooled: Sequence[PooledRows]) -> int:
     return sum(own.rows for own in pooled)
-
-
-@dataclass(slots=True)
-class LaunchedStep:
-    """A step under way on the device."""
-
-    plan: StepPlan
-    slots: I32
-    """Of the sampled sequences."""
-    rows: Download | None = None
-    """count, finish, then q_len times a token: [sequences] each; None when nothing was sampled."""
-    ranked: list[tuple[int, int, int]] = field(default_factory=list)
-    """(sampled sequence, its rows, alternatives) of those that want log-probabilities."""
-    ranked_values: Download | None = None
-    """Of all their rows."""
-    prompts: Sequence[PromptLogprobRows] = ()
-    prompt_values: Download | None = None
-    pooled: PooledStep | None = None
-    drafts: Download | None = None
-    """New drafts of the sequences with masks, which the scheduler must know."""
-    media: MediaReport = MediaReport()
-    drafted: bytes = b""  # StepResult.draft_counts
-    lost: Callable[[], bytes] = bytes
-    """Waits for the copies of pages; `StepResult.lost`."""
-    learn: Callable[[I32], None] | None = None
-    """Called with the number of tokens each sequence emitted, where the host cannot know it."""
-
-    def result(self, busy_us: int = 0, idle_us: int = 0, late_us: int = 0) -> StepResult:
-        """Wait for the step; its result."""
-        counts = np.zeros(0, np.uint8)
-        tokens, finish, drafts = b"", b"", b""
-        if self.rows is not None:
-            emitted, end, *columns = self.rows.wait()
-            counts = emitted.astype(np.uint8)
-            finish = end.astype(np.uint8).tobytes()
-            if len(columns) == 1:
-                emitted_tokens = columns[0][emitted > 0]
-            else:
-                grid = np.stack(columns, axis=1)
-                emitted_tokens = grid[np.arange(len(columns)) < emitted[:, None]]
-            tokens = emitted_tokens.astype(np.int32).tobytes()
-            if self.learn is not None:
-                self.learn(emitted.astype(np.int32))
-        if self.drafts is not None:
-            drafts = self.drafts.wait()[0].astype(np.int32).tobytes()
-        return StepResult(
-            self.plan.epoch, self.plan.step, counts.tobytes(), tokens, finish,
-            row_logprobs(self.ranked, self.ranked_values, counts),
-            prompt_logprobs(self.prompts, self.prompt_values), busy_us, idle_us, drafts, late_us,
-            *self.media, self.lost(), self.pooled.results() if self.pooled else [], self.drafted)
 
 
 class ModelRunner:
@@ -192,7 +146,8 @@ class ModelRunner:
         if self.host is not None and (plan.store or plan.load):
             out.lost = (self.staging or self.host).begin(plan.store, plan.load)
         adapted = self._adapted(plan, step, up)
-        captured = None if self.graphs is None or adapted else self.graphs.serve(
+        routed = routed_rows(step, self.tables.routed) if self.tables.routed else []
+        captured = None if self.graphs is None or adapted or routed else self.graphs.serve(
             step, sum(made for own, made in self._drafting(plan) if own.captured), up)
         if captured is None:
             stage_rows(step, up)
@@ -215,7 +170,7 @@ class ModelRunner:
             fill_batch(self.tables, step, up)
             if images is not None:
                 images.apply(step.batches)
-            self._run(plan, step, up, out)
+            self._run(plan, step, up, out, routed)
         else:
             rows, counts = self._replay(captured, step, up, out)
             for own, made in self._drafting(plan):
@@ -249,23 +204,40 @@ class ModelRunner:
         if step.prompts:
             step.staged["prompts"] = up.add(np.concatenate([p.tokens for p in step.prompts]))
 
-    def _run(self, plan: StepPlan, step: InputBatch, up: Upload, out: LaunchedStep) -> None:
+    def _run(self, plan: StepPlan, step: InputBatch, up: Upload, out: LaunchedStep,
+             routed: list[RoutedRows]) -> None:
         """Run the step operation by operation, or its layers from piecewise graphs."""
-        recurrent, normed = self._recurrent(plan, step), None
+        recurrent, normed, rows = self._recurrent(plan, step), None, None
+        if routed:
+            rows = self._routed_rows(step, recurrent, routed, out)
         if any(own.needs_hidden(step, made) for own, made in self._drafting(plan)):
-            normed = self.model.norm_rows(self._all_rows(step, recurrent))
+            normed = self.model.norm_rows(self._all_rows(step, recurrent) if rows is None else rows)
             wanted = normed.index_select(0, step.batches[0].logit_rows)
             emitted = self._sample_rows(step, wanted, self.model.head_logits, up, out)
             if step.pooled:
                 self._pool(step.pooled, wanted[-_rows_of(step.pooled):], out)
         else:
-            wanted = self.wanted_rows(step, recurrent)
+            wanted = (self.wanted_rows(step, recurrent) if rows is None
+                      else rows.index_select(0, step.batches[0].logit_rows))
             emitted = self._sample_rows(step, wanted, self.model.logits, up, out)
             if step.pooled:
                 self._pool(step.pooled, self.model.norm_rows(wanted[-_rows_of(step.pooled):]), out)
-        rows, counts = (emitted.rows, emitted.counts) if emitted else (None, None)
+        tokens, counts = (emitted.rows, emitted.counts) if emitted else (None, None)
         for own, made in self._drafting(plan):
-            own.propose(step, made, rows, counts, normed)
+            own.propose(step, made, tokens, counts, normed)
+
+    def _routed_rows(self, step: InputBatch, recurrent: RecurrentBatch | None,
+                     routed: list[RoutedRows], out: LaunchedStep) -> Tensor:
+        """`_all_rows`, operation by operation, with the experts of the rows `routed` noted."""
+        tape = self.model.tape
+        tape.chosen = []
+        try:
+            rows = self._all_rows(step, recurrent)
+            out.experts = RoutedStep(routed, routing_of(self.model.shape)[2],
+                                     self.arrays.fetch(chosen_of(tape.chosen, routed)))
+        finally:
+            tape.chosen = None
+        return rows
 
     def _drafting(self, plan: StepPlan) -> Iterator[tuple[Proposer, int]]:
         """What makes drafts, and how many each makes now."""
@@ -306,7 +278,9 @@ class ModelRunner:
             self.served.add_eager(step.tokens, "adapters")
             return self.adapters.layers.forward(step.adapted, step.batches, self.pools, recurrent)
         as_text = all(batch.images is None and batch.turned_to.dim() == 1 for batch in step.batches)
-        if self.segments is None:
+        if self.model.tape.chosen is not None:
+            why = "experts"
+        elif self.segments is None:
             why = "off"
         elif not as_text:
             why = "images"

@@ -117,6 +117,8 @@ class SlotTables:
         self.sequences: dict[int, SlotRequest] = {}
         self.pooled: dict[int, PooledPrompt] = {}
         """Those of them that are pooled, not sampled."""
+        self.routed: set[int] = set()
+        """Slots of those whose experts are told."""
         self._count_rows: dict[int, int] = {}
         self._free_count_rows: list[int] = []
 
@@ -164,6 +166,7 @@ class SlotTables:
     def _forget(self, slot: int) -> None:
         self.sequences.pop(slot, None)
         self.pooled.pop(slot, None)
+        self.routed.discard(slot)
         self.flags[slot] = 0
         self.host_len[slot] = 0
         self.history.forget(slot)
@@ -187,6 +190,8 @@ class SlotTables:
                                                  a.params, images)
             if a.pooling is not None:
                 self.pooled[a.slot] = PooledPrompt(a.pooling, len(tokens))
+            if a.params.routed_experts:
+                self.routed.add(a.slot)
             self.host_len[a.slot] = self.host_low[a.slot] = len(tokens)
             self.host_min[a.slot] = min(a.prompt_len + a.params.min_tokens, self.max_len)
             self.flags[a.slot] = _flags(a.params)

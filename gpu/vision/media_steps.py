@@ -142,6 +142,12 @@ class MediaSteps:
         """Where the engine has its patches."""
         self.read = partial(read_patches, patch_folder(run_dir))
 
+    def renew(self, tower: VisionTower) -> None:
+        """Another tower of the same shape takes its place: what the one before made is forgotten.
+        """
+        self.tower, self._begun = tower, None
+        self.pool.clear()
+
     # --- admission -------------------------------------------------------------------------------
 
     def admit(self, admit: Admit) -> SlotMedia:
@@ -355,6 +361,11 @@ class EncoderPool:
     def used(self) -> int:
         """Rows that parts have."""
         return self.rows - len(self._free)
+
+    def clear(self) -> None:
+        """Keeps nothing any more."""
+        self._held.clear()
+        self._free = list(range(self.rows - 1, -1, -1))
 
     def holds(self, name: PartName) -> bool:
         """Whether a part is there; it counts as asked for."""

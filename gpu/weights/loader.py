@@ -48,6 +48,7 @@ from actorium.gpu.weights.safetensors_reader import checkpoint_files, read_files
 from actorium.gpu.weights.sliced_tensors import RankSlices
 from actorium.gpu.weights.stored_codes import StoredModule, StoredParts, orders_beyond_plan
 from actorium.gpu.weights.table_codes import TableModule
+from actorium.gpu.weights.weight_files import Precedence
 from actorium.kernels.grouped_rows import ROWS
 from actorium.kernels.scaled_linear import dequantise, dequantise_rows, pack
 
@@ -111,24 +112,29 @@ def read_tensors(
     progress: Progress, fused: Sequence[Fused] = (), fp8: Fp8 | None = None,
     cache: CacheScales | None = None, grouped: GroupedShape | None = None,
     stored: StoredWeights | None = None, slices: RankSlices = RankSlices(), names: Renames = (),
-    ignored: re.Pattern[str] | None = None,
+    ignored: re.Pattern[str] | None = None, over: Sequence[Path] | None = None,
 ) -> WeightTensors:
     """Every wanted tensor, cast to dtype, on the device; weights of projections, where those in FP8
     are kept, as `kernels.scaled_linear.pack` has them; those in 4 to 8 bits, which `grouped` says,
     lazily as `kernels.grouped_rows.pack_rows` does; and what scales of the KV cache there are,
     where they are asked for. stored: which weights the files have as whole numbers; slices: what of
-    them one rank of several has, whose `specs` these are; names: see `Architecture`. Raises
-    `BadModel` naming what is wrong, and `BadConfig` where a weight cannot be shared out."""
+    them one rank of several has, whose `specs` these are; names: see `Architecture`; over: files in
+    front of the checkpoint's (`WeightFiles`): what is read is kept in memory of its own, since all
+    these files may be written anew; None: there are none, and they may not. Raises `BadModel`
+    naming what is wrong, and `BadConfig` where a weight cannot be shared out."""
     intake = TensorIntake(specs, dtype, device, fused, fp8, cache, grouped, slices, names)
+    intake.copies, first = over is not None, Precedence(over or (), names)
     if stored is not None:
         intake.parts = StoredParts(intake.shapes, stored, tensor_names(path, names), device)
     source = gguf_source(path)
     shards: Iterable[tuple[Path, Iterable[tuple[str, Tensor | LazyTensor]]]]
     if source is None:
-        files = [path / file for file in checkpoint_files(path)]
+        files = [*(path / file for file in checkpoint_files(path)), *(over or ())]
         # What is made of a weight when a layer takes it stays in the file until then.
         where = device if grouped is None else torch.device("cpu")
-        shards = read_files(files, where, intake.wanted)
+        shards = read_files(files, where, first.wanted(intake.wanted))
+    elif over:
+        raise BadModel(f"{over[0]}: no tensors can take the place of those of a GGUF file")
     else:
         files = gguf_files(source)
         kept = grouped is not None and grouped.source == GGUF
@@ -141,6 +147,8 @@ def read_tensors(
                 raise BadModel(f"{file}: {e}") from None
         progress(file.name, done, len(files))
     found = intake.finish(path)
+    if ignored is not None:
+        first.check(intake.unread, ignored.search)
     unread = [] if ignored is None else [own for own in intake.unread if not ignored.search(own)]
     if unread:
         LOG.warning("%s: %s", path, unread_warning(unread))
@@ -175,6 +183,8 @@ class TensorIntake:
         """Names of tensors that nothing is made of."""
         self.adapter = False
         """The files hold one."""
+        self.copies = False
+        """Nothing that is found may be a file's own memory."""
         self.static = self.plain = 0
         """Scales of inputs that the files hold, and nobody reads; weights that are in a float type,
         and by the config are not."""
@@ -263,7 +273,10 @@ class TensorIntake:
                 # A norm that is a mapped file's own memory would keep the whole file mapped.
                 apart = tensor.dim() != 2 and self.device.type == "cpu" and (
                     self.grouped is not None or self.fp8 is not None and self.fp8.keep)
-                own = tensor.to(device=self.device, dtype=dtype, copy=apart)
+                if self.copies and tensor.dim() == 2 and self.device.type == "cpu":
+                    self.found[part] = LazyTensor(dtype, partial(tensor.to, dtype, copy=True))
+                    continue
+                own = tensor.to(device=self.device, dtype=dtype, copy=apart or self.copies)
                 pages = (scales is None and own.dim() == 2 and self.device.type == "cpu"
                          and own.data_ptr() == tensor.data_ptr())
                 self.found[part] = LazyTensor(

@@ -30,7 +30,7 @@ from actorium.gpu.plan.non_cache_memory import (
 )
 from actorium.gpu.plan.sizes import device_budget, page_table_width
 from actorium.gpu.step.draft_model import DraftModelProposer, make_draft_model_pool
-from actorium.gpu.step.eagle import eagle_proposers
+from actorium.gpu.step.eagle import eagle_pool, eagle_proposers
 from actorium.gpu.step.logits_processing import LogitsProcessing
 from actorium.gpu.step.pools import make_draft_pool, make_pools
 from actorium.gpu.step.runner import ModelRunner
@@ -113,7 +113,8 @@ def _proposers(config: Config, model: LoadedModel, pages: int, tables: SlotTable
     size, asked, shape = config.memory.page_size, config.memory.kv_cache_dtype, model.shape
     proposers = make_proposers(model.drafter, shape, make_draft_pool(
         shape, pages, size, kv_dtype(asked, model.dtype), model.device), tables)
-    proposers |= eagle_proposers(model, pages, size, kv_dtype(asked, model.dtype), tables)
+    proposers |= eagle_proposers(
+        model, eagle_pool(model, pages, size, kv_dtype(asked, model.dtype)), tables)
     proposers |= text_proposers(config.speculation, tables)
     if (draft := model.draft_model) is not None:
         pool = make_draft_model_pool(draft.shape, pages, size, kv_dtype(asked, draft.dtype),

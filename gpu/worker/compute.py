@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import logging
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -17,8 +15,11 @@ from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from actorium.actors.config.cluster_settings import client_run_dir
 from actorium.actors.core import Context
+from actorium.actors.errors import BadModel
 from actorium.actors.messages import (
     AdapterAnswer,
     DropAdapter,
@@ -26,18 +27,24 @@ from actorium.actors.messages import (
     Masks,
     PageAnswer,
     PageOrder,
+    PrepareWeights,
+    ReadTensor,
     Ready,
     Reload,
     Reset,
     RowMask,
     StepPlan,
     StepResult,
+    TensorAnswer,
     ToWorker,
     Unload,
     Unloaded,
+    UpdateWeights,
+    WeightsAnswer,
 )
 from actorium.actors.runtime.roles import rank_of
 from actorium.gpu.worker.adapter_thread import AdapterThread
+from actorium.gpu.worker.compilations import Compilations
 
 if TYPE_CHECKING:
     import torch
@@ -47,16 +54,19 @@ if TYPE_CHECKING:
     from actorium.gpu.step.pools import PagePrefault
     from actorium.gpu.step.runner import ModelRunner
     from actorium.gpu.worker.disk_threads import DiskThreads
-    from actorium.gpu.worker.measure import WorkspaceMeter
     from actorium.gpu.worker.timing import StepTrace, TimedStep
+    from actorium.gpu.worker.weights_update import WeightsUpdate
 
+ERROR = 4000
+"""Characters of an error that are sent."""
 STEPS_AHEAD = 4
 """Steps of the largest size for whose pages memory is populated in advance."""
 STEP_TIMEOUT = 45.0
 """Seconds that a rank waits for another one in a step: less than the step's budget, so that it can
 say for whom before the watchdog ends it."""
 WakeUp = Callable[[], None]
-LOG = logging.getLogger(__name__)
+Result = (Ready | StepResult | PageAnswer | Unloaded | AdapterAnswer | WeightsAnswer
+          | TensorAnswer)
 
 
 class StepAbandoned(Exception):
@@ -69,7 +79,7 @@ class ComputeThread:
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
         self._work: SimpleQueue[StepPlan | Masks | Reset | Unload | Reload | DropAdapter
-                                | None] = SimpleQueue()
+                                | UpdateWeights | None] = SimpleQueue()
         self._harvest: SimpleQueue[TimedStep] = SimpleQueue()
         self._ready: Ready
         self._ranks: tuple[RankGroup, StepGate] | None = None
@@ -83,12 +93,16 @@ class ComputeThread:
         self._disk: DiskThreads | None = None
         self._adapters = AdapterThread(rank_of(ctx.role), ctx.config.adapters.max_lora_rank,
                                        self._answer)
+        self._weights: WeightsUpdate | None = None
+        """None = asleep, or not loaded yet."""
         self._steps_trace: StepTrace | None = None
         self._unloaded = self._harvesting = False
         """The engine sleeps; the thread that waits for results runs."""
         self._adopted = False
         """The scheduler has greeted this worker; plans before that are for its predecessor."""
-        self.results: deque[Ready | StepResult | PageAnswer | Unloaded | AdapterAnswer] = deque()
+        self.results: deque[Result] = deque()
+        self.updating = False
+        """Other weights are being read; no step is run."""
         self.failure: BaseException | None = None
         self.phase, self.detail = "starting", "importing torch"
         self.memory: dict[str, float] = {}
@@ -114,7 +128,11 @@ class ComputeThread:
             self._disk.submit(message)  # orders do not wait behind the reset in the queue
         if isinstance(message, LoadAdapter):
             self._adapters.submit(message)
-        if isinstance(message, PageOrder | LoadAdapter):
+        if isinstance(message, ReadTensor):
+            self._read_tensor(message)
+        if isinstance(message, PrepareWeights):
+            self._prepare(message)
+        if isinstance(message, PageOrder | LoadAdapter | ReadTensor | PrepareWeights):
             return
         if isinstance(message, StepPlan):
             self.plans_received += 1
@@ -138,7 +156,8 @@ class ComputeThread:
     def _serve(self, kept: HostPages | None) -> tuple[torch.device, HostPages | None]:
         """Loads the model and runs plans until the engine sleeps. kept: host slots of before, and
         what is returned of them. Nothing else refers to weights and pages afterwards."""
-        runner, meter, ahead = self._load(kept)
+        runner, update, ahead = self._load(kept)
+        self._weights = update
         self.served = runner.served
         from actorium.gpu.worker.timing import make_timer
 
@@ -162,10 +181,12 @@ class ComputeThread:
                 self._apply_reset(message)
             elif isinstance(message, Unload):
                 if message.epoch >= self._epoch:
-                    self._forget = lambda: None
+                    self._forget, self._weights = lambda: None, None
                     if runner.host is not None:
                         runner.host.detach()
                     return device, runner.host
+            elif isinstance(message, UpdateWeights):
+                self._update(message, update)
             elif (not self._adopted or message.epoch != self._epoch
                   or not self._gate.opens(message.epoch, message.step)):
                 self.plans_dropped += 1
@@ -181,6 +202,7 @@ class ComputeThread:
                     self._harvest.put(timed)
                     continue
                 self._finish(timed)
+                meter = update.meter
                 if meter is not None and meter.measure_if_larger(message, runner.window):
                     self.memory = meter.footprint.gauges()
 
@@ -204,6 +226,63 @@ class ComputeThread:
             elif message is None:
                 self._gate.leave()
         self._unloaded = False
+
+    # --- weights -------------------------------------------------------------------------------
+
+    def _prepare(self, message: PrepareWeights) -> None:
+        """Reads other weights, on a thread of its own."""
+        update = self._weights
+
+        def prepare() -> None:
+            start, source, error = perf_counter(), message.source, ""
+            try:
+                if update is None:
+                    raise BadModel("the worker has no model now")
+                source = update.prepare(message.number, source)
+            except BadModel as fault:
+                error = fault.message[:ERROR]
+            if update is not None and message.epoch < self._epoch:
+                update.drop()
+            self._answer(WeightsAnswer(message.epoch, rank_of(self._ctx.role), message.number,
+                                       source, error, perf_counter() - start, prepared=True))
+
+        threading.Thread(target=self._run_guarded, args=(prepare,), name="weights",
+                         daemon=True).start()
+
+    def _update(self, message: UpdateWeights, update: WeightsUpdate) -> None:
+        """Serves what was prepared from the next step on, or says why it cannot."""
+        if not self._adopted or message.epoch != self._epoch:
+            return
+        if not message.take:
+            update.drop()
+            return
+        group, _ = self._ranks or (None, None)
+        assert group is not None
+        start, error = perf_counter(), ""
+        group.timeout_s = self._ctx.config.runtime.start_timeout
+        self.updating = True
+        try:
+            source = update.take(message.number)
+        except BadModel as fault:
+            source, error = self._ready.weights, fault.message[:ERROR]
+        finally:
+            self.updating = False
+        group.timeout_s = STEP_TIMEOUT
+        self._ready = replace(self._ready, weights=source)
+        self._answer(WeightsAnswer(self._epoch, self._ready.rank, message.number, source, error,
+                                   perf_counter() - start))
+
+    def _read_tensor(self, message: ReadTensor) -> None:
+        """Tells of a tensor, on a thread of its own; rank 0 does."""
+        if rank_of(self._ctx.role):
+            return
+
+        def read() -> None:
+            from actorium.gpu.weights.tensor_values import tensor_values
+
+            self._answer(tensor_values(self._ctx.config, self._ready.weights, message))
+
+        threading.Thread(target=self._run_guarded, args=(read,), name="tensor", daemon=True).start()
 
     def _wait_for_masks(self, plan: StepPlan) -> list[RowMask]:
         """Wait for the masks that follow a plan. Raises `StepAbandoned` where the scheduler was
@@ -247,14 +326,17 @@ class ComputeThread:
             self._adapters.reset(reset.epoch)
             if self._disk is not None:
                 self._disk.reset(reset.epoch)
+            if self._weights is not None:
+                self._weights.drop()
         self._epoch, self._adopted = reset.epoch, reset.worker > 0
         if not self._adopted:
             self._answer(Unloaded(self._epoch, rank_of(self._ctx.role)) if self._unloaded
                          else self._ready)
         return True
 
-    def _next_message(self, ahead: PagePrefault) -> StepPlan | Reset | Unload:
-        """The next plan, reset or unload. While none is queued, memory of pages is populated."""
+    def _next_message(self, ahead: PagePrefault) -> StepPlan | Reset | Unload | UpdateWeights:
+        """The next plan, reset, unload or update. While none is queued, memory of pages is
+        populated."""
         while True:
             try:
                 message = self._work.get_nowait()
@@ -264,7 +346,7 @@ class ComputeThread:
                 message = self._work.get()
             if isinstance(message, StepPlan):
                 ahead.note_pages(message)
-            if isinstance(message, StepPlan | Reset | Unload):
+            if isinstance(message, StepPlan | Reset | Unload | UpdateWeights):
                 return message
             if isinstance(message, DropAdapter):
                 self._adapters.drop(message)
@@ -272,7 +354,7 @@ class ComputeThread:
                 self._gate.leave()
 
     def _load(self, kept: HostPages | None
-              ) -> tuple[ModelRunner, WorkspaceMeter | None, PagePrefault]:
+              ) -> tuple[ModelRunner, WeightsUpdate, PagePrefault]:
         start = perf_counter()
         from actorium.gpu.worker.preload import spin_rounds
 
@@ -281,13 +363,15 @@ class ComputeThread:
         from actorium.gpu.step.pools import PagePrefault
         from actorium.gpu.worker.device import join_ranks, open_device
         from actorium.gpu.worker.tiers import KeptTier
+        from actorium.gpu.worker.weights_update import WeightsUpdate, kept_source
 
         first, self._ranks = self._ranks is None, self._ranks or join_ranks(self._ctx)
         group, self._gate = self._ranks
         group.timeout_s = self._ctx.config.runtime.start_timeout
         opened = open_device(self._ctx.config, self._ctx.epoch, self._report,
                              {"import": perf_counter() - start}, group, self._ctx.run_dir,
-                             None if kept is None else KeptTier(kept, self._disk))
+                             None if kept is None else KeptTier(kept, self._disk),
+                             kept_source(self._ctx.run_dir, self._ctx.config))
         self._gate.timeout_s = group.timeout_s = STEP_TIMEOUT
         start = perf_counter()
         ahead = PagePrefault(opened.runner.pools,
@@ -316,7 +400,7 @@ class ComputeThread:
         self._adopted = False
         self.results.append(opened.ready)
         self._report("ready", opened.ready.device)
-        return opened.runner, opened.meter, ahead
+        return opened.runner, WeightsUpdate(self._ctx.config, opened, self._ctx.run_dir), ahead
 
     def _harvest_results(self, device: torch.device) -> None:
         import torch
@@ -336,61 +420,10 @@ class ComputeThread:
         self.steps += 1
         self._post()
 
-    def _answer(self, answer: PageAnswer | Ready | Unloaded | AdapterAnswer) -> None:
+    def _answer(self, answer: Result) -> None:
         self.results.append(answer)
         self._post()
 
     def _report(self, phase: str, detail: str) -> None:
         self.phase, self.detail = phase, detail
         self._post()
-
-
-# --- Kernels compiled while requests wait --------------------------------------------------------
-
-Hook = Callable[..., Any] | None
-
-
-class Compilations:
-    """Counts them, and names each in the log."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._begun = 0.0
-
-    def watch(self) -> None:
-        """Count from now on, in this process. Nothing where Triton is not in use."""
-        if "triton" not in sys.modules:
-            return
-        from triton import knobs
-
-        runtime: Any = knobs.runtime
-        before, after = runtime.jit_cache_hook, runtime.jit_post_compile_hook
-        runtime.jit_cache_hook = _both(self._begins, before)
-        runtime.jit_post_compile_hook = _both(self._ends, after)
-
-    def _begins(self, **_: Any) -> None:
-        self._begun = perf_counter()
-
-    def _ends(self, *, fn: Any, compile: Mapping[str, Any], **_: Any) -> None:
-        self.count += 1
-        spent = 1e3 * (perf_counter() - self._begun)
-        LOG.warning("a kernel was compiled, or loaded from the cache, while requests waited: "
-                    "%s.%s(%s), %.0f ms; this is a gap in the warm-up, please report it",
-                    fn.module, fn.name, _constants(fn, compile), spent)
-
-
-def _constants(fn: Any, compile: Mapping[str, Any]) -> str:
-    """What the form has fixed, by argument."""
-    names = getattr(getattr(fn, "jit_function", None), "arg_names", [])
-    return ", ".join(
-        f"{names[path[0]] if path[0] < len(names) else path[0]}={value}"
-        for path, value in compile.get("constants", {}).items())
-
-
-def _both(own: Callable[..., None], other: Hook) -> Callable[..., Any]:
-    """A hook that calls ours, then one that was there, whose answer counts: true skips."""
-    def hook(**given: Any) -> Any:
-        own(**given)
-        return None if other is None else other(**given)
-
-    return hook

@@ -69,7 +69,9 @@ class WorkerCore(Core):
         """Phase and progress of the compute thread, and its gauges."""
         compute = self._compute
         phase, budget = compute.phase, self._start_budget
-        if phase == "ready":
+        if compute.updating:
+            phase = "waking"
+        elif phase == "ready":
             budget = STEP_BUDGET
             if self._stepping:
                 phase = "stepping"

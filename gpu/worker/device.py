@@ -16,13 +16,14 @@ from time import perf_counter
 from typing import NamedTuple
 
 import torch
+from msgspec.structs import replace
 
 from actorium.actors.config.graph_settings import why_no_graphs
 from actorium.actors.config.parsed_values import GRAMMAR, chooses_passes, parse_speculative
 from actorium.actors.config.tree import Config, DeviceConfig
 from actorium.actors.core import Context
 from actorium.actors.errors import BadConfig
-from actorium.actors.messages import PageGroup, Ready
+from actorium.actors.messages import PageGroup, Ready, WeightsSource
 from actorium.actors.models.model_dir import resolve
 from actorium.actors.runtime.memory_limits import available_memory
 from actorium.actors.runtime.roles import rank_of
@@ -43,8 +44,10 @@ from actorium.gpu.passes.pass_manager import keep_all
 from actorium.gpu.plan.graph_memory import Graphs
 from actorium.gpu.plan.memory_plan import MemoryPlan
 from actorium.gpu.plan.weight_bytes import bytes_by_format
+from actorium.gpu.step.routed_experts import routing_of
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.weights.dtypes import TORCH_DTYPES
+from actorium.gpu.weights.weight_files import files_of
 from actorium.gpu.worker.allocation import allocate, max_drafts
 from actorium.gpu.worker.disk_threads import DiskThreads
 from actorium.gpu.worker.exact_choice import ExactFiles, Settled, exact_files, settle
@@ -92,18 +95,20 @@ class OpenedDevice(NamedTuple):
 
 def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[str, float],
                 group: RankGroup = LoneRank(), run_dir: Path | None = None,
-                kept: KeptTier | None = None) -> OpenedDevice:
+                kept: KeptTier | None = None,
+                source: WeightsSource = WeightsSource()) -> OpenedDevice:
     """Loads the model, allocates, warms up. `seconds` (by phase) is completed and goes into
     `ready`. group: of the ranks that share the model, each of which calls this on a device of its
     own; run_dir: the engine's, which remembers what its workers chose by measuring; kept: what is
-    left on the host of a device that was closed for a sleep.
+    left on the host of a device that was closed for a sleep; source: of the weights.
 
     Raises `BadModel` or `BadConfig` with one line, and `GroupTimeout`.
     """
     device = pick_device(config.device, group.place)
     with _timed(seconds, "load"):
         report("loading", "")
-        model, weights, files, adapters = _load(config, epoch, device, report, group, run_dir)
+        model, weights, files, adapters = _load(config, epoch, device, report, group, run_dir,
+                                                 source)
     require_exact(model, config.device.exact)
     with _timed(seconds, "allocate"):
         report("warming", "allocating")
@@ -125,7 +130,8 @@ def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[s
     disk = open_tiers(runner, config, info, model.shape, epoch, group.place, kept)
     if runner.staging is not None:
         footprint.measured["page_staging"] = runner.staging.nbytes
-    ready = _ready(config, epoch, runner, model.shape, info, seconds, group.place)
+    ready = replace(_ready(config, epoch, runner, model.shape, info, seconds, group.place),
+                    weights=source)
     LOG.info("exact: %s", info.exact)
     LOG.info("-O%d: passes %s; graphs: %s", info.level, info.passes,
              info.graphs or f"none ({info.no_graphs or 'none were asked for'})")
@@ -141,7 +147,7 @@ def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
 
 
 def _load(config: Config, epoch: int, device: torch.device, report: ReportPhase, group: RankGroup,
-          run_dir: Path | None
+          run_dir: Path | None, source: WeightsSource
           ) -> tuple[LoadedModel, int, ExactFiles, OpenedAdapters | None]:
     """The model with its weights, their bytes, what is known of `--exact auto`, and what serves
     adapters; what the config alone rules out is refused before it loads."""
@@ -164,9 +170,11 @@ def _load(config: Config, epoch: int, device: torch.device, report: ReportPhase,
         import_module("transformers.modeling_utils")  # so that its memory is not the weights'
     files = exact_files(config, shape, epoch, group, run_dir, device.type != "cpu")
     before = taken(device)
+    read = None if source == WeightsSource() else files_of(source, path)
     model = load_model(path, files.to_load(config), device,
                        lambda what, done, of: report("loading", f"{what} {done}/{of}"), group,
-                       partial(keep_winners, most=most, run_dir=run_dir) if measured else keep_all)
+                       partial(keep_winners, most=most, run_dir=run_dir) if measured else keep_all,
+                       read)
     weights = taken(device) - before
     return model, weights, files, open_adapters(path, config, model)
 
@@ -192,6 +200,7 @@ def _ready(config: Config, epoch: int, runner: ModelRunner, shape: ModelShape, i
         pooling=list(pooling.tasks) if pooling else [],
         whole_prompts=pooling is not None and not pooling.causal,
         adapters=runner.adapters.layers.slots if runner.adapters else 0,
+        routing=routing_of(shape),
         **tier_capacity(runner, config))
 
 

@@ -113,6 +113,22 @@ def capture_graphs(config: Config, runner: ModelRunner, footprint: Footprint, re
     return graphs
 
 
+def recapture_graphs(config: Config, runner: ModelRunner) -> None:
+    """Captures the same graphs of a model that has taken another's place, whose kernels are warm.
+    Their memory is given up before."""
+    sizes = runner.segments.shapes if isinstance(runner.segments, PiecewiseGraphRunner) else []
+    graphs = wanted_graphs(config, runner)._replace(tokens=sizes)
+    if not any(graphs):
+        return
+    runner.graphs = runner.segments = None
+    decodes, segments = graph_runners(runner, graphs, CudaCapturer(runner.arrays.device))
+    if decodes is not None:
+        decodes.capture(lambda *_: None)
+    if segments is not None:
+        segments.capture(lambda *_: None)
+    runner.graphs, runner.segments = decodes, segments
+
+
 def segment_bounds(runner: ModelRunner, workspace: int) -> WhyNot:
     """Says of a size of segments why it is not to be captured from now on, of all ranks alike:
     beside the temporaries of the largest step, which are so many bytes, there is no memory left

@@ -27,6 +27,7 @@ from actorium.gpu.plan.non_cache_memory import staging_bytes
 from actorium.gpu.step.disk_pages import DiskPages
 from actorium.gpu.step.host_pages import HostPages, PageStaging
 from actorium.gpu.step.runner import ModelRunner
+from actorium.gpu.weights.weight_files import file_digest
 from actorium.gpu.worker.disk_threads import NAME_BYTES, DiskThreads, OpeningDisk
 
 BUFFER_STEPS = 2
@@ -34,11 +35,9 @@ BUFFER_STEPS = 2
 keeps none of its own accord."""
 BUFFER_STATES = 4
 """And so many checkpoints."""
-HEAD = 1 << 16
-"""Bytes of each of a model's files that are read, from its begin and from its end."""
 BESIDE = ("model", "revision", "download_dir", "served_model_name", "skip_tokenizer",
           "chat_template", "default_chat_template_kwargs", "generation_config",
-          "override_generation_config")
+          "override_generation_config", "weights_dir")
 """Of the model's settings, those that no page depends on; its files stand for its name."""
 PAGES = ("page_size", "kv_cache_dtype", "state_dtype")
 """Of the memory's, those that one does."""
@@ -181,16 +180,5 @@ def page_namespace(config: Config, path: Path, shape: object, info: WorkerInfo, 
     for folder in (path, *([resolve(drafts)] if drafts else [])):
         for file in sorted(folder.iterdir()):
             if file.is_file():
-                made.update(_of_file(file, times))
-    return made.digest()
-
-
-def _of_file(file: Path, times: bool) -> bytes:
-    """Of its name, size, time of change, begin and end."""
-    found = file.stat()
-    made = blake2b(f"{file.name} {found.st_size} {found.st_mtime_ns if times else ''}".encode())
-    with file.open("rb") as own:
-        made.update(own.read(HEAD))
-        own.seek(max(0, found.st_size - HEAD))
-        made.update(own.read(HEAD))
+                made.update(file_digest(file, times))
     return made.digest()

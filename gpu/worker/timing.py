@@ -40,7 +40,8 @@ from actorium.actors.runtime.step_events import (
     StepEventFile,
     decodes,
 )
-from actorium.gpu.step.runner import LaunchedStep, ModelRunner
+from actorium.gpu.step.launched_step import LaunchedStep
+from actorium.gpu.step.runner import ModelRunner
 
 MAX_IN_FLIGHT = 16
 """More steps than are ever in flight."""

@@ -34,6 +34,7 @@ from actorium.actors.messages import (
     PageAnswer,
     PageOrder,
     Pooled,
+    PrepareWeights,
     Reply,
     Reset,
     SequenceEvent,
@@ -45,6 +46,7 @@ from actorium.actors.messages import (
     TokenBatch,
     ToScheduler,
     ToWorker,
+    WeightsAnswer,
 )
 from actorium.actors.params import ResolvedParams, ResolvedPooling, TextParams
 from actorium.actors.scheduler.core import SchedulerCore
@@ -208,7 +210,8 @@ class Ring:
 
     @property
     def in_flight(self) -> int:
-        return sum(not isinstance(message, LoadAdapter | DropAdapter | AdapterAnswer)
+        return sum(not isinstance(message, LoadAdapter | DropAdapter | AdapterAnswer
+                                  | PrepareWeights | WeightsAnswer)
                    for message in (*self.plans, *self.results))
 
     def _hear(self, message: Open | TokenBatch | Reply) -> None:

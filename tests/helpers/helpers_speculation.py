@@ -16,7 +16,7 @@ from actorium.actors.params import ResolvedParams
 from actorium.actors.scheduler.draft_policy import DraftChoice
 from actorium.gpu.plan.sizes import page_table_width
 from actorium.gpu.step.draft_model import DraftModelProposer, make_draft_model_pool
-from actorium.gpu.step.eagle import eagle_proposers
+from actorium.gpu.step.eagle import eagle_pool, eagle_proposers
 from actorium.gpu.step.pools import make_draft_pool, make_pools
 from actorium.gpu.step.runner import ModelRunner, ProposeHook
 from actorium.gpu.step.speculation import make_proposers
@@ -56,7 +56,8 @@ def make_runner(model: Any, drafts: int, propose: ProposeHook | None = None, slo
             pages_of.fill_(RUBBISH)
     proposers = make_proposers(getattr(model, "drafter", None), shape, own, tables)
     if drafts and getattr(model, "eagle", None) is not None:
-        proposers |= eagle_proposers(model, pages, page_size, dtype, tables)
+        proposers |= eagle_proposers(
+            model, eagle_pool(model, pages, page_size, dtype), tables)
     for name in proposers:
         for pages_of in proposers[name].pool.tensors:
             pages_of.fill_(RUBBISH)

@@ -28,6 +28,7 @@ from actorium.actors.messages import (
     Pooled,
     Ready,
     Reset,
+    RowExperts,
     RowLogprobs,
     RowMask,
     StepPlan,
@@ -40,6 +41,7 @@ from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.structured.structured_output import Load, no_vocabulary
 from actorium.gpu.plan.sizes import page_table_width
 from actorium.gpu.step.pools import make_pools
+from actorium.gpu.step.routed_experts import routing_of
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.staging import DeviceArrays, HostArrays
 from actorium.gpu.step.tables import SlotTables
@@ -71,6 +73,7 @@ class Output:
     logprobs: list[RowLogprobs] = field(default_factory=list)
     prompt_logprobs: list[RowLogprobs] = field(default_factory=list)
     pooled: Pooled | None = None
+    experts: list[RowExperts] = field(default_factory=list)
 
 
 class Ring:
@@ -101,7 +104,8 @@ class Ring:
                             host_pages=host.slots if host else 0,
                             host_parts=host.parts if host else [],
                             pooling=list(pooling.tasks) if pooling else [],
-                            whole_prompts=bool(pooling and not pooling.causal))
+                            whole_prompts=bool(pooling and not pooling.causal),
+                            routing=routing_of(runner.model.shape))
         self.core.on_message(self._ready, 0.0)
         runner.wait = self._late_masks
         self._masks: dict[int, list[RowMask]] = {}
@@ -187,6 +191,8 @@ class Ring:
             out.error = event.error or out.error
             out.cached = event.cached_tokens or out.cached
             out.pooled = event.pooled or out.pooled
+            if event.experts:
+                out.experts.append(event.experts)
             if event.logprobs:
                 out.logprobs.append(event.logprobs)
             if event.prompt_logprobs:

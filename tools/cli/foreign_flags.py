@@ -53,6 +53,7 @@ ACCEPTED = (
           "torch-compile-debug-mode cuda-graph-padding profile-cuda-graph cudagraph-gc",
           "piecewise-cuda-graph-compiler cuda-graph-tc-compiler torch-compile-max-bs "
           "max-seq-len-to-capture performance-mode"),
+    Group("requests ask for them (return_routed_experts)", "return-routed-experts"),
     Group("usage tells the cached tokens anyway", "cache-report prompt-tokens-details"),
     Group("any engine sleeps when it is asked to (/sleep, /release_memory_occupation)",
           "sleep-mode memory-saver"),
@@ -247,7 +248,7 @@ REFUSED = (
           "worker-extension-cls custom-weight-loader", "middleware logits-processors"),
     Group("no code of others is run in an engine", unless="auto", valued="worker-cls"),
     Group("tokenizer.json is read", unless="auto fast slow hf", valued="tokenizer-mode"),
-    Group("there is no such output", "return-hidden-states return-routed-experts"),
+    Group("there is no such output", "return-hidden-states"),
     Group("prompts are text or token ids, images and videos files", "prompt-embeds mm-embeds"),
     Group("ask for it in the request",
           "return-tokens-as-token-ids force-include-usage return-input-ids return-output-ids "

@@ -13,8 +13,9 @@ hash itself or, for some positions, the token after it, which is mostly wrong: m
 depend on drafts, so which of them are right cannot be computed afterwards.
 
 The tokens of a sequence with an adapter are the hash of another seed, made of the adapter's digest
-and its own; adapters are not read, and one whose path ends in `REFUSED` cannot be served. What it
-pools is a hash of the prompt's tokens.
+and its own; adapters are not read, and one whose path ends in `REFUSED` cannot be served. So it is
+with other weights: each token is of those that were there at its step. What it pools is a hash of
+the prompt's tokens.
 
 Of several ranks each computes every plan, and rank 0 answers.
 """
@@ -22,9 +23,11 @@ Of several ranks each computes every plan, and rank 0 answers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from typing import Any, get_args
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from actorium.actors.config.parsed_values import parse_acceptance, parse_speculative
@@ -41,15 +44,21 @@ from actorium.actors.messages import (
     PageGroup,
     PageOrder,
     Pooled,
+    PrepareWeights,
+    ReadTensor,
     Ready,
     Reload,
     Reset,
     RowMask,
     StepPlan,
     StepResult,
+    TensorAnswer,
     ToWorker,
     Unload,
     Unloaded,
+    UpdateWeights,
+    WeightsAnswer,
+    WeightsSource,
 )
 from actorium.actors.params import PoolingTask, ResolvedPooling
 from actorium.actors.runtime.roles import rank_of
@@ -95,6 +104,11 @@ def next_token(seed: int, position: int, vocab: int, held_back: tuple[int, ...] 
 def adapted_seed(seed: int, digest: bytes) -> int:
     """Returns the seed of a sequence with the adapter of this digest; b"" = it has none."""
     return seed ^ int.from_bytes(digest[:7], "little")
+
+
+def weights_digest(source: WeightsSource) -> bytes:
+    """Returns what stands for the files of weights, which nobody reads."""
+    return blake2b(repr((source.path, source.over)).encode(), digest_size=16).digest()
 
 
 def next_allowed(seed: int, position: int, bits: bytes, held_back: tuple[int, ...] = ()) -> int:
@@ -152,6 +166,8 @@ class NullWorker(Core):
                            **_tiers(config))
         self._adapters: dict[int, bytes] = {}
         """Digests of adapters by their numbers."""
+        self._prepared = 0, WeightsSource()
+        """The weights that were read last, and their number."""
         self._epoch = 0
         """The scheduler's epoch."""
         self._acknowledged = False
@@ -203,6 +219,14 @@ class NullWorker(Core):
             return
         elif isinstance(message, LoadAdapter | DropAdapter):
             self._on_adapter(message)
+        elif isinstance(message, PrepareWeights):
+            self._prepare(message)
+        elif isinstance(message, UpdateWeights):
+            self._update(message)
+        elif isinstance(message, ReadTensor):
+            if not self.ready.rank:
+                self._out.append(Send("scheduler", TensorAnswer(
+                    message.epoch, message.number, error="there are no tensors")))
         elif isinstance(message, PageOrder):
             outcomes = b"" if self.memory is None else self.memory.obey(message)
             self._out.append(Send("scheduler", PageAnswer(
@@ -235,6 +259,29 @@ class NullWorker(Core):
         self._out.append(Send("scheduler", AdapterAnswer(
             message.epoch, self.ready.rank, adapter.number,
             f"{adapter.path}: it is refused" if refused else "")))
+
+    def _prepare(self, message: PrepareWeights) -> None:
+        """Weights whose path ends in `REFUSED` cannot be read."""
+        source = message.source
+        refused = source.path.endswith(REFUSED)
+        if not refused:
+            self._prepared = message.number, replace(source, digest=weights_digest(source))
+        self._out.append(Send("scheduler", WeightsAnswer(
+            message.epoch, self.ready.rank, message.number, source,
+            f"{source.path}: it is refused" if refused else "", prepared=True)))
+
+    def _update(self, message: UpdateWeights) -> None:
+        """Other weights are another seed."""
+        number, source = self._prepared
+        if not message.take:
+            return
+        if number != message.number:
+            raise BadPlan(f"weights {message.number} are wanted, {number} were prepared")
+        self._seed ^= np.uint64(adapted_seed(0, source.digest)
+                                ^ adapted_seed(0, self.ready.weights.digest))
+        self.ready = replace(self.ready, weights=source)
+        self._out.append(Send("scheduler", WeightsAnswer(
+            message.epoch, self.ready.rank, message.number, source)))
 
     def _answer(self, plan: StepPlan, masks: list[RowMask]) -> None:
         self._masks = {(mask.slot, mask.row): mask.bits for mask in masks}
@@ -427,7 +474,8 @@ class NullWorker(Core):
             raise BadPlan(f"admission to slot {slot}, which is taken")
         self._admits[slot] = admit
         digest = self._adapter_of(admit)
-        self._seed[slot] = adapted_seed(admit.seed, digest)
+        self._seed[slot] = adapted_seed(adapted_seed(admit.seed, digest),
+                                        self.ready.weights.digest)
         self._target[slot] = self._length[slot] = tokens
         self._kv[slot] = admit.cached_len
         self._end[slot] = admit.prompt_len + admit.params.max_tokens
@@ -453,9 +501,9 @@ class NullWorker(Core):
 
     def _check_emitted(self, admit: Admit) -> None:
         """Checks that the emitted tokens come back unchanged after a preemption (unknown with
-        masks)."""
+        masks, and where older weights may have made them)."""
         eos, seed = admit.params.eos_ids, int(self._seed[admit.slot])
-        if admit.params.masked:
+        if admit.params.masked or self.ready.weights.digest:
             return
         for at, token in enumerate(ints_of(admit.tokens)[admit.prompt_len:].tolist()):
             early = at < admit.params.min_tokens

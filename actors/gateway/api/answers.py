@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
+from base64 import b64encode
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from actorium.actors.gateway.served_model import AnyTokenTexts, TokenTexts
-from actorium.actors.messages import TokenLogprob, Usage
+from actorium.actors.messages import RoutedExperts, TokenLogprob, Usage
 
 
 class ApiObject(Struct, kw_only=True):
@@ -29,6 +31,8 @@ class CompletionUsage(Struct):
     total_tokens: int = 0
     prompt_tokens_details: dict[str, int] = {}
     completion_tokens_details: dict[str, int] = {}
+    weight_version: int | UnsetType = UNSET
+    """Of the weights that made the last token; left out while they are those of the start."""
 
 
 class TopLogprob(Struct):
@@ -68,7 +72,32 @@ def completion_usage(used: Usage) -> CompletionUsage:
                "rejected_prediction_tokens": used.draft_tokens - used.accepted_tokens} \
         if used.draft_tokens else {}
     return CompletionUsage(prompt, done, prompt + done, {"cached_tokens": used.cached_tokens},
-                           details)
+                           details, used.weight_version or UNSET)
+
+
+class ShownExperts(Struct):
+    """Experts that the layers of a mixture of experts chose."""
+
+    shape: tuple[int, int, int]
+    """Tokens (of prompt and completion, but the last), layers, experts chosen by each."""
+    dtype: str
+    """uint8 | uint16"""
+    data: str
+    """Base64 of the numbers, little-endian."""
+
+
+def shown_experts(experts: RoutedExperts | None) -> ShownExperts | UnsetType:
+    """Returns them as one string; nothing where they were not asked for."""
+    if experts is None:
+        return UNSET
+    return ShownExperts(experts.shape, f"uint{8 * experts.width}",
+                        b64encode(experts.data).decode())
+
+
+def experts_int32(experts: RoutedExperts) -> str:
+    """Returns them as SGLang does."""
+    numbers = array("BH"[experts.width - 1], experts.data)
+    return b64encode(array("i", numbers).tobytes()).decode()
 
 
 def chat_logprobs(each: Sequence[TokenLogprob] | None, texts: AnyTokenTexts

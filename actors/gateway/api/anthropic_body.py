@@ -193,6 +193,8 @@ class MessagesBody(CountTokensBody, kw_only=True):
             raise bad_field("stop", "not together with stop_sequences")
         if self.prompt_logprobs is not None:
             raise bad_field("prompt_logprobs", "not of messages")
+        if self.return_routed_experts:
+            raise bad_field("return_routed_experts", "not of messages")
         self.stop = self.stop or self.stop_sequences
 
 

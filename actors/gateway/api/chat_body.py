@@ -172,6 +172,8 @@ class ChatBody(SamplingFields, kw_only=True):
         """Raises `HttpError` on fields that do not fit together."""
         if self.stream and self.prompt_logprobs is not None:
             raise bad_field("prompt_logprobs", "not in a stream")
+        if self.stream and self.return_routed_experts:
+            raise bad_field("return_routed_experts", "not in a stream")
         check_prefixes(self.messages)
         if self.continues and self.add_generation_prompt:
             raise bad_field("continue_final_message", "not with add_generation_prompt")

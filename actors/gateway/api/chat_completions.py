@@ -10,7 +10,12 @@ from msgspec import UNSET, Struct, UnsetType, structs
 from actorium.actors.client.requests import Request
 from actorium.actors.gateway.answer_events import TOOL_CALLS, AnswerEvent, ChoiceEvents
 from actorium.actors.gateway.api import answers
-from actorium.actors.gateway.api.answers import ApiObject, ChatLogprobs, CompletionUsage
+from actorium.actors.gateway.api.answers import (
+    ApiObject,
+    ChatLogprobs,
+    CompletionUsage,
+    ShownExperts,
+)
 from actorium.actors.gateway.api.chat_body import ASSISTANT, ChatBody
 from actorium.actors.gateway.api.offered_tools import CustomInput, FunctionCall, FunctionToolCall
 from actorium.actors.gateway.api.sampling_fields import (
@@ -83,6 +88,7 @@ class ChatChoice(Struct, kw_only=True):
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | UnsetType = UNSET
     """Where SGLang has them."""
+    routed_experts: ShownExperts | UnsetType = UNSET
 
 
 class ChatCompletion(ApiObject, kw_only=True):
@@ -191,6 +197,7 @@ class ChatTurn(HttpTurn):
             logprobs=chunks[0].logprobs, finish_reason=chunks[-1].finish_reason,
             stop_reason=events.stop_reason,
             token_ids=events.token_ids if self.body.return_token_ids else None,
+            routed_experts=answers.shown_experts(events.routed_experts),
             prompt_token_ids=self._prompt_ids or UNSET
             if self.body.return_prompt_token_ids else UNSET)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, UnsetType, structs
 
 from actorium.actors.client.requests import Request
 from actorium.actors.gateway.answer_events import (
@@ -17,7 +17,12 @@ from actorium.actors.gateway.answer_events import (
     DeltaReader,
 )
 from actorium.actors.gateway.api import answers
-from actorium.actors.gateway.api.answers import ApiObject, CompletionUsage, PromptLogprobs
+from actorium.actors.gateway.api.answers import (
+    ApiObject,
+    CompletionUsage,
+    PromptLogprobs,
+    ShownExperts,
+)
 from actorium.actors.gateway.api.fill_in_middle import fill_in_middle
 from actorium.actors.gateway.api.sampling_fields import (
     MAX_PROMPTS,
@@ -94,6 +99,8 @@ class CompletionBody(SamplingFields, kw_only=True):
                 raise bad_field("add_special_tokens", "not together with suffix")
         if self.stream and self.prompt_logprobs is not None:
             raise bad_field("prompt_logprobs", "not in a stream")
+        if self.stream and self.return_routed_experts:
+            raise bad_field("return_routed_experts", "not in a stream")
         if self.max_tokens == 0 and not self.echo:
             raise bad_field("max_tokens", "must be at least 1 without echo")
 
@@ -116,6 +123,7 @@ class TextChoice(Struct, kw_only=True):
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
+    routed_experts: ShownExperts | UnsetType = UNSET
 
 
 class TextCompletion(ApiObject, kw_only=True):
@@ -235,7 +243,8 @@ class CompletionsTurn(HttpTurn):
             prompt_logprobs=answers.prompt_logprobs(events.prompt_logprobs, self.engine.token_texts)
             if body.prompt_logprobs is not None else None,
             prompt_token_ids=ids if body.wants_prompt_ids else None,
-            token_ids=events.token_ids if body.return_token_ids else None)
+            token_ids=events.token_ids if body.return_token_ids else None,
+            routed_experts=answers.shown_experts(events.routed_experts))
 
     def _logprobs(self, events: ChoiceEvents, ids: list[int] | None) -> TextLogprobs | None:
         """ids: of the prompt, where its tokens come first."""

@@ -29,7 +29,7 @@ from actorium.actors.gateway.api.pooled_answers import (
     vectors,
 )
 from actorium.actors.gateway.api.sampling_fields import Unsupported
-from actorium.actors.gateway.api.sglang import WEIGHT_VERSION
+from actorium.actors.gateway.api.sglang import shown_version
 from actorium.actors.gateway.engine_call import EngineCall, call_of
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import bad_field
@@ -200,7 +200,8 @@ async def encode(http: HttpRequest) -> Response:
             "id": label, "finish_reason": {"type": "stop"},
             "prompt_tokens": completion.usage.prompt_tokens,
             "cached_tokens": completion.usage.cached_tokens,
-            "weight_version": WEIGHT_VERSION, "e2e_latency": seconds}}
+            "weight_version": shown_version(completion.usage.weight_version),
+            "e2e_latency": seconds}}
         for label, vector, completion in zip(
             call.labels, await vectors(completions), completions, strict=True)]
     return JsonReply(answers if body.several else answers[0])

@@ -15,7 +15,8 @@ from actorium import __version__
 from actorium.actors.errors import ActoriumError, BadModel
 from actorium.actors.gateway.api.adapter_routes import adapters_of
 from actorium.actors.gateway.api.model_routes import find_info
-from actorium.actors.gateway.api.sglang import WEIGHT_VERSION
+from actorium.actors.gateway.api.sglang import shown_version
+from actorium.actors.gateway.api.weights_routes import current_version
 from actorium.actors.gateway.engine_call import call_of, engine_of
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError, bad_field
 from actorium.actors.gateway.http.replies import JsonReply
@@ -99,7 +100,7 @@ async def model_info(http: HttpRequest) -> Response:
     parsers = {"tool_call_parser": model.parsing.tools, "reasoning_parser": model.parsing.reasoning}
     sglang = {"tokenizer_path": shown["model_path"] if shown["has_tokenizer"] else None,
               "is_generation": GENERATE in model.tasks, "preferred_sampling_params": None,
-              "weight_version": WEIGHT_VERSION,
+              "weight_version": shown_version(await current_version(engine_of(http))),
               "has_image_understanding": bool(model.info.get("media")),
               "has_audio_understanding": False, "architectures": [shown["architecture"]]}
     return JsonReply(shown | parsers | sglang)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from msgspec import Struct, to_builtins
+from msgspec import UNSET, Struct, UnsetType, to_builtins
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Message
@@ -20,7 +20,12 @@ from actorium.actors.gateway.answer_events import (
     DeltaReader,
 )
 from actorium.actors.gateway.api import answers, embeddings, responses, scoring
-from actorium.actors.gateway.api.answers import ChatLogprobs, CompletionUsage, PromptLogprobs
+from actorium.actors.gateway.api.answers import (
+    ChatLogprobs,
+    CompletionUsage,
+    PromptLogprobs,
+    ShownExperts,
+)
 from actorium.actors.gateway.api.chat_completions import ChatTurn
 from actorium.actors.gateway.api.completions import CompletionsTurn
 from actorium.actors.gateway.api.sampling_fields import StreamOptions, check_ids
@@ -80,6 +85,7 @@ class InferenceChoice(Struct, kw_only=True):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     token_ids: list[int]
+    routed_experts: ShownExperts | UnsetType = UNSET
 
 
 class InferenceAnswer(Struct, kw_only=True):
@@ -167,7 +173,8 @@ class InferenceTurn(HttpTurn):
     def _choice(self, events: ChoiceEvents) -> InferenceChoice:
         return InferenceChoice(
             index=events.index, token_ids=events.token_ids, finish_reason=events.finish_reason,
-            logprobs=answers.chat_logprobs(events.logprobs, self.engine.token_texts))
+            logprobs=answers.chat_logprobs(events.logprobs, self.engine.token_texts),
+            routed_experts=answers.shown_experts(events.routed_experts))
 
     def _answer(self, choices: list[InferenceChoice], with_usage: bool) -> InferenceAnswer:
         usage = answers.completion_usage(self.answer.usage()) if with_usage else None

@@ -203,6 +203,8 @@ class ResponsesBody(InputBody, kw_only=True):
             raise bad_field("n", "a response has one choice")
         if self.prompt_logprobs is not None:
             raise bad_field("prompt_logprobs", "not of responses")
+        if self.return_routed_experts:
+            raise bad_field("return_routed_experts", "not of responses")
 
     def alternatives(self) -> int | None:
         """Returns how many alternatives are shown for each token; None = no log-probabilities."""

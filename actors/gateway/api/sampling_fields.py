@@ -157,6 +157,7 @@ class SamplingFields(Struct, kw_only=True):
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     prompt_logprobs: int | None = None
+    return_routed_experts: bool = False
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     """Log-probabilities call a token `token_id:5`."""
@@ -289,7 +290,7 @@ def sampling(fields: SamplingFields, logprobs: int | None, **more: Any) -> Sampl
     return SamplingParams(
         **{name: value for name, value in given.items() if value is not None},
         seed=None if fields.seed is None else fields.seed & SEED_MASK,
-        deterministic=fields.deterministic,
+        deterministic=fields.deterministic, routed_experts=fields.return_routed_experts,
         stop=fields.stop or None, logprobs=logprobs, logit_bias=_bias(fields.logit_bias),
         include_stop_str_in_output=fields.include_stop_str_in_output or fields.no_stop_trim,
         ignore_eos=fields.ignore_eos, skip_special_tokens=fields.skip_special_tokens)

@@ -20,6 +20,7 @@ from actorium.actors.gateway.answer_events import (
     ChoiceStarted,
     DeltaReader,
 )
+from actorium.actors.gateway.api import answers
 from actorium.actors.gateway.api.sglang_body import (
     DEFAULT_NEW_TOKENS,
     GenerateBody,
@@ -37,10 +38,15 @@ from actorium.actors.messages import TokenLogprob, Usage
 from actorium.actors.params import SamplingParams
 
 Prompt = str | list[int]
-WEIGHT_VERSION = "default"
+FIRST_VERSION = "default"
 """SGLang's version of weights that were never replaced while serving."""
 Row = tuple[float | None, int, str | None]
 """Log-probability, token, and the token's text where that is asked for."""
+
+
+def shown_version(number: int) -> str:
+    """Returns the version of weights as SGLang's answers have it."""
+    return str(number) if number else FIRST_VERSION
 
 
 class GenerateOutput:
@@ -82,11 +88,14 @@ class GenerateOutput:
         done = 0 if self._prompt_only else used.completion_tokens
         meta: dict[str, Any] = {
             "id": self._label, "finish_reason": self._reason(done),
-            "prompt_tokens": used.prompt_tokens, "weight_version": WEIGHT_VERSION,
+            "prompt_tokens": used.prompt_tokens,
+            "weight_version": shown_version(used.weight_version),
             **self._logprob_fields(), "completion_tokens": done,
             "cached_tokens": used.cached_tokens}
         if self._last is not None:
             meta |= _speculation(used)
+            if self._last.routed_experts is not None:
+                meta["routed_experts"] = answers.experts_int32(self._last.routed_experts)
             if seconds is not None:
                 meta["e2e_latency"] = seconds
         return meta
@@ -220,7 +229,8 @@ class GenerateTurn(HttpTurn):
         if sampling.unlimited and ids is not None:
             room = max(1, self.model.max_model_len - len(ids))
             params = msgspec.structs.replace(params, max_tokens=min(DEFAULT_NEW_TOKENS, room))
-        params = msgspec.structs.replace(params, **options.params())
+        params = msgspec.structs.replace(params, **options.params(),
+                                         routed_experts=self.body.return_routed_experts)
         try:
             prompt_only = params.max_tokens == 0
             (msgspec.structs.replace(params, max_tokens=None) if prompt_only else params).check()

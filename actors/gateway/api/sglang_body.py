@@ -98,7 +98,6 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     lora_id: Unsupported = None
     session_params: Unsupported = None
     return_hidden_states: Unsupported = None
-    return_routed_experts: Unsupported = None
     return_sampling_mask: Unsupported = None
     return_flat_raw_top_logprobs: Unsupported = None
     return_entropy: Unsupported = None
@@ -126,6 +125,8 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     custom_logit_processor: str | list[str | None] | None = None
     """Name of the logits processor, of all prompts or of each; `custom_params` of the sampling
     parameters are its arguments."""
+    return_routed_experts: bool = False
+    """Base64 of little-endian int32[tokens, layers, experts chosen], of all tokens but the last."""
     cache_salt: str | list[str] | None = None
     extra_key: str | list[str] | None = None
     """Keeps cached prefixes apart, as cache_salt does."""

@@ -47,6 +47,7 @@ from actorium.actors.gateway.api.sglang import AbortBody
 from actorium.actors.gateway.api.sglang_body import GenerateBody
 from actorium.actors.gateway.api.sleep_routes import OccupationBody, PauseBody
 from actorium.actors.gateway.api.tokens import DetokenizeBody, TokenizeBody
+from actorium.actors.gateway.api.weights_routes import TensorBody, UpdateBody
 from actorium.actors.gateway.batch.file_store import BatchObject, FileObject
 from actorium.actors.gateway.http.api_keys import Keys
 from actorium.actors.gateway.http.replies import JsonReply
@@ -192,6 +193,11 @@ OPERATIONS: dict[str, Operation] = {
     "resume_memory": Operation("As /wake_up", OccupationBody),
     "pause_generation": Operation("As /pause", PauseBody),
     "continue_generation": Operation("As /resume"),
+    "update_weights": Operation("Read the model's weights anew, while it serves", UpdateBody),
+    "update_tensors": Operation("Take over tensors of the model, from a safetensors file"),
+    "get_weights": Operation("The first rows of a tensor", TensorBody, list[Any]),
+    "weight_version": Operation("The version of the weights"),
+    "other_weights": Operation("Not supported"),
     "openapi": Operation("This"),
     "probe": Operation("A probe of the watchdog"),
 }

@@ -379,4 +379,5 @@ def _completion(whole: StreamDelta) -> Completion:
         text=whole.text, token_ids=whole.token_ids, finish_reason=whole.finish_reason or "",
         stop_reason=whole.stop_reason, logprobs=whole.logprobs,
         prompt_logprobs=whole.prompt_logprobs, usage=whole.usage or Usage(0, 0, 0),
-        index=whole.index, rid=whole.rid, pooled=whole.pooled)
+        index=whole.index, rid=whole.rid, pooled=whole.pooled,
+        routed_experts=whole.routed_experts)

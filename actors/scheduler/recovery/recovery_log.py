@@ -27,6 +27,7 @@ from actorium.actors.ledger.records import (
     BATCH,
     COUNTS,
     NO_MARKS,
+    WEIGHTS,
     ActivityRecord,
     AdaptersRecord,
     AdmissionRecord,
@@ -35,11 +36,19 @@ from actorium.actors.ledger.records import (
     LedgerHistory,
     SequenceMarks,
     SequenceOutput,
+    WeightsRecord,
     entry_records,
     make_record,
 )
 from actorium.actors.ledger.segments import LedgerRecord
-from actorium.actors.messages import ResumeRequest, RowLogprobs, Submit, TokenBatch
+from actorium.actors.messages import (
+    ResumeRequest,
+    RowExperts,
+    RowLogprobs,
+    Submit,
+    TokenBatch,
+    joined_experts,
+)
 from actorium.actors.runtime.inflight_journal import InflightJournal
 from actorium.actors.scheduler.request_state import (
     RequestState,
@@ -202,6 +211,11 @@ class RecoveryLog:
         if self._writes:
             self._write(make_record(ADAPTERS, record))
 
+    def weights(self, record: WeightsRecord) -> None:
+        """Records which weights the worker has."""
+        if self._writes:
+            self._write(make_record(WEIGHTS, record))
+
     def _write(self, written: LedgerRecord) -> None:
         self._records.append(Send(LEDGER, written))
 
@@ -226,7 +240,7 @@ class RecoveryLog:
             sequence.sid, bytearray(table.emitted_of(sequence).tobytes()),
             sequence.cached_len if sequence.first_token_reported else None, sequence.logprobs,
             sequence.prompt_logprobs, sequence.finish, *table.drafts_of(sequence),
-            self._marks_of(sequence))
+            self._marks_of(sequence), sequence.runs, sequence.experts)
 
     # --- ended requests, and those of other clients ---
 
@@ -339,6 +353,7 @@ def retained_bytes(request: RequestState) -> int:
         size += CHOICE_BYTES + choice.emitted.nbytes
         if choice.finish is not None and choice.finish.pooled is not None:
             size += len(choice.finish.pooled.data)
+        size += sum(LOGPROBS_BYTES + len(own.experts.data) for own in choice.experts)
         for row in (*choice.logprobs, *choice.prompt_logprobs):
             size += LOGPROBS_BYTES + sum(map(len, _columns(row)))
     return size
@@ -350,6 +365,8 @@ def _compact(request: RequestState) -> None:
         choice.key = choice.match = choice.started = None
         choice.logprobs = joined_rows(choice.logprobs)
         choice.prompt_logprobs = joined_rows(choice.prompt_logprobs)
+        if choice.experts:
+            choice.experts = [RowExperts(0, 0, joined_experts(choice.experts))]
 
 
 def joined_rows(rows: list[RowLogprobs]) -> list[RowLogprobs]:
@@ -415,6 +432,8 @@ def _restore(sequence: SequenceState, output: SequenceOutput) -> None:
         sequence.counted, sequence.cached_len = True, output.marks.cached_tokens
     if output.cached_tokens is not None:
         sequence.first_token_reported, sequence.cached_len = True, output.cached_tokens
+    sequence.runs, sequence.experts = output.runs, output.experts
+    sequence.experts_reported = output.experts[-1].end if output.experts else 0
     sequence.prompt_logprobs_reported = max((row.start + len(row.chosen) // 4
                                              for row in output.prompt_logprobs),
                                             default=1)

@@ -149,6 +149,7 @@ BAD_FLAGS = [
     ([LORA, "--max-lora-rank", "0"], "--max-lora-rank", "between 1 and 1024"),
     ([LORA, "--max-cpu-loras", "2"], "--max-cpu-loras", "between --max-loras, which is 8, and"),
     ([LORA, "--lora-dir", "/none/such"], "--lora-dir", "a folder that is there"),
+    (["--weights-dir", "/none/such"], "--weights-dir", "a folder that is there"),
     ([LORA, "--lora-modules", "a=/x", "a=/y"], "--lora-modules", "'a' is given twice"),
     ([LORA, "--lora-modules", "a="], "--lora-modules", "'a' has no path"),
     ([LORA, "--lora-modules", "=x"], "--lora-modules", "a name of 1 to 256 characters"),

@@ -27,6 +27,8 @@ from actorium.actors.messages import (
     Hello,
     Open,
     Reply,
+    RoutedExperts,
+    RowExperts,
     RowLogprobs,
     SequenceEvent,
     Stop,
@@ -396,3 +398,23 @@ def test_numbers_of_sequences_of_more_than_32_bits(core: DetokenizerCore) -> Non
     deltas, others = wake(core)
     assert {delta.rid: delta.text for delta in deltas[A]} == {"r": "ab", "other": "x"}
     assert others == [Stop(sid, 3)]
+
+
+def test_experts_come_with_the_end_as_far_as_its_tokens(core: DetokenizerCore) -> None:
+    def event(sid: int, start: int, *numbers: int, **more: Any) -> SequenceEvent:
+        return SequenceEvent(sid, experts=RowExperts(
+            0, start, RoutedExperts((len(numbers), 1, 1), bytes(numbers))), **more)
+
+    opened(core, 1, "r", stop=("bc",))
+    opened(core, 2, "s")
+    batch(core, (1, 0, list(b"a")), (2, 0, list(b"x")), events=[
+        event(1, 0, 10, 11), event(2, 0, 20, 21)])
+    assert all(delta.routed_experts is None for delta in wake(core)[0][A])
+    batch(core, (1, 1, list(b"bcd")), (2, 1, list(b"y")), events=[
+        event(1, 2, 12, 13, 14), event(2, 2, 22, finish_reason="length")])
+    sends = [send for send in core.on_wake(0.0) if isinstance(send.message, TextBatch)]
+    assert [len(send.message.deltas) for send in sends] == [1, 1], "each in a message of its own"
+    found = {delta.rid: delta.routed_experts for send in sends for delta in send.message.deltas}
+    assert {rid: own.tolist() for rid, own in found.items() if own} == {
+        "r": [[[10]], [[11]], [[12]], [[13]]],  # of "hi", and of "abc" all but the last
+        "s": [[[20]], [[21]], [[22]]]}

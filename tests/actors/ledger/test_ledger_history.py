@@ -23,7 +23,7 @@ from actorium.actors.ledger.records import (
     make_record,
 )
 from actorium.actors.ledger.segments import MAGIC, LedgerRecord, pack
-from actorium.actors.messages import SequenceEvent
+from actorium.actors.messages import RoutedExperts, RowExperts, SequenceEvent, joined_experts
 
 
 def test_a_history() -> None:
@@ -79,6 +79,20 @@ def test_records_are_idempotent() -> None:
     said = overlap.entries[b"client", "a"].choices[0]
     assert bytes(said.tokens) == ints(1, 2, 3)
     assert b"".join(r.chosen for r in said.logprobs) == row(-1.0, -2.0, -3.0).chosen
+
+
+def test_experts_are_kept_once_in_whatever_pieces_they_came() -> None:
+    def piece(start: int, *numbers: int) -> RowExperts:
+        return RowExperts(0, start, RoutedExperts((len(numbers), 1, 1), bytes(numbers)))
+
+    history = LedgerHistory().read([admission(submit("a"), 4), *(
+        make_record(BATCH, batch((4, i, [i]), events=[SequenceEvent(4, experts=own)]))
+        for i, own in enumerate((piece(0, 7, 8, 9), piece(1, 8, 9, 10), piece(1, 8),
+                                 piece(9, 99), piece(4, 11))))])
+    said = history.entries[b"client", "a"].choices[0]
+    assert joined_experts(said.experts).tolist() == [[[own]] for own in (7, 8, 9, 10, 11)]
+    again = LedgerHistory().read(r for e in history.entries.values() for r in entry_records(e))
+    assert again.entries == history.entries
 
 
 def test_a_row_of_logprobs_is_cut() -> None:

@@ -31,7 +31,7 @@ from actorium.gpu.families.architectures import read_shape
 from actorium.gpu.families.eagle_config import eagle_shape
 from actorium.gpu.plan.memory_plan import Demand, make_plan
 from actorium.gpu.plan.weight_bytes import weight_bytes
-from actorium.gpu.step.eagle import eagle_proposers
+from actorium.gpu.step.eagle import eagle_pool
 from actorium.gpu.step.pools import KVPagePool
 
 __all__ = ["own_cache"]
@@ -243,9 +243,8 @@ def test_the_plan_counts_weights_and_pages(target: Path, tmp_path: Path) -> None
     assert [pool.name for pool in plan.pools] == ["full attention", "EAGLE-3 head"]
     assert plan.pools[0].pages == plan.pools[1].pages < alone.pools[0].pages
     model = load_with_head(target, tmp_path)
-    (own,) = eagle_proposers(model, plan.pools[1].pages, 8, torch.float32,
-                             make_runner(model, 2).tables).values()
-    assert own.pool is not None and own.pool.bytes == plan.pools[1].bytes
+    own = eagle_pool(model, plan.pools[1].pages, 8, torch.float32)
+    assert own is not None and own.bytes == plan.pools[1].bytes
     floats = [own for name, own in load_file(str(tmp_path / "model.safetensors")).items()
               if name not in ("d2t", "t2d")]
     assert weight_bytes(plan.shape) - weight_bytes(alone.shape) == 4 * sum(

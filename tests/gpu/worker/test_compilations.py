@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from helpers_compile import compiled
 
-from actorium.gpu.worker.compute import Compilations
+from actorium.gpu.worker.compilations import Compilations
 
 CODE = """
 import logging
 import torch
-from actorium.gpu.worker.compute import Compilations
+from actorium.gpu.worker.compilations import Compilations
 from actorium.kernels.triton.norm import rms_norm
 
 logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -88,6 +88,6 @@ def test_hooks_of_others_stay(runtime: Any) -> None:
 
 
 def test_a_cpus_worker_does_not_import_triton_for_it() -> None:
-    code = ("import sys\nfrom actorium.gpu.worker.compute import Compilations\n"
+    code = ("import sys\nfrom actorium.gpu.worker.compilations import Compilations\n"
             "Compilations().watch()\nassert 'triton' not in sys.modules")
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

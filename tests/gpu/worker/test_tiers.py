@@ -33,7 +33,8 @@ from actorium.actors.params import ResolvedParams
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.plan.non_cache_memory import STAGING_BYTES, staging_bytes
 from actorium.gpu.step.host_pages import COPY_KIND, HostPages, PageStaging
-from actorium.gpu.step.runner import LaunchedStep, ModelRunner
+from actorium.gpu.step.launched_step import LaunchedStep
+from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.staging import DeviceArrays
 from actorium.gpu.worker.device import open_device
 from actorium.gpu.worker.tiers import _kinds

@@ -33,7 +33,7 @@ from actorium.gpu.graphs.piecewise_graphs import PiecewiseGraphRunner
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.staging import DeviceArrays
-from actorium.gpu.worker.compute import Compilations
+from actorium.gpu.worker.compilations import Compilations
 from actorium.gpu.worker.device import open_device
 from actorium.gpu.worker.timing import make_timer
 
