@@ -29,6 +29,8 @@ PROGRAM_ROWS = 64
 and steps of more rows take a hundred."""
 LAYER_CALLS, CALL_BYTES = 20, 176
 """Kernels of a layer at most, but for those below, and what is kept of a call."""
+ADAPTED_CALLS = 8
+"""More of a layer's, where products have adapters."""
 MORE_CALLS = {"experts": 16, "recurrence": 16, "latent": 32, "altup": 48}
 """Of a layer of shapes that have these."""
 
@@ -189,6 +191,10 @@ def parts_estimate(shape: ModelShape, rows: int) -> int:
     return len(shape.groups) * min(PARTS, rows * each)
 
 
+ADAPTED_MODULES = 8
+"""Most that one product has side by side."""
+
+
 class ProgramSizes(NamedTuple):
     """Of decode steps captured on a CPU: see `graphs.decode_programs`."""
 
@@ -234,6 +240,10 @@ def program_sizes(shape: ModelShape, demand: Demand, rows: int) -> ProgramSizes:
     programs = sum(rows // (q_len + 1) for q_len in range(demand.drafts + 1))
     each = LAYER_CALLS + sum(more for name, more in MORE_CALLS.items()
                              if getattr(shape, name) is not None)
-    calls = programs * shape.layers * each * CALL_BYTES
     room = 2 * workspace_bytes(shape, rows, 0) + (1 << 16)
+    if demand.adapters:  # programs of steps with adapters beside the others
+        each += each + ADAPTED_CALLS
+        brought += 4 + 3 * 4
+        room += ADAPTED_MODULES * rows * demand.adapter_rank * 4
+    calls = programs * shape.layers * each * CALL_BYTES
     return ProgramSizes(rows, width, room, rows * brought + calls + (1 << 16))

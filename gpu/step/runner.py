@@ -291,9 +291,6 @@ class ModelRunner:
 
     def wanted_rows(self, step: InputBatch, recurrent: RecurrentBatch | None) -> Tensor:
         """[R, hidden]: the rows `logit_rows` before the final norm; all T where `all_rows`."""
-        if step.adapted is not None and self.adapters is not None:
-            self.served.add_eager(step.tokens, "adapters")
-            return self.adapters.layers.forward(step.adapted, step.batches, self.pools, recurrent)
         as_text = all(batch.images is None and batch.turned_to.dim() == 1 for batch in step.batches)
         if self.segments is None:
             why = "off"
@@ -301,9 +298,12 @@ class ModelRunner:
             why = "images"
         elif size := self.segments.serves(step):
             self.served.add(self.segments.serves_as, size)
-            return self.segments.forward(step.batches, self.pools, recurrent)
+            return self.segments.forward(step, self.pools, recurrent)
         else:
             why = self.segments.misses(step)
+        if step.adapted is not None and self.adapters is not None:
+            self.served.add_eager(step.tokens, "adapters")
+            return self.adapters.layers.forward(step.adapted, step.batches, self.pools, recurrent)
         self.served.add_eager(step.tokens, why)
         return self.model.forward(step.batches, self.pools, recurrent)
 
