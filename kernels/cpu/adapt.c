@@ -4,6 +4,7 @@
 #include "program.h"
 
 #define CHUNK 256 /* columns that a thread takes together */
+#define AHEAD 128 /* columns of a row of B that are fetched before they are needed */
 #define FEW 65536 /* numbers of matrices of which no thread takes a share */
 #ifdef FLOATS16_512
 #define LOW_ROWS 4 /* rows of A whose sums are under way, for as many of x */
@@ -26,6 +27,7 @@ INLINE float *low_of(const struct adapt_call *w, const struct rows *r, int row, 
 /* sums[i][j] = x[i] . a[j] */
 INLINE void low_sums(const bf16 *const *x, const bf16 *const *a, const int n, int64_t ins,
                      float sums[4][LOW_ROWS]) {
+    const bf16 *ahead = a[LOW_ROWS - 1] + ins; /* the next rows: few are read before they are needed */
     floats16 s[4][LOW_ROWS], v[4];
     for (int i = 0; i < n; i++)
         for (int j = 0; j < LOW_ROWS; j++) s[i][j] = no_lanes();
@@ -33,6 +35,7 @@ INLINE void low_sums(const bf16 *const *x, const bf16 *const *a, const int n, in
         const int64_t left = ins - k;
         for (int i = 0; i < n; i++)
             v[i] = left < 16 ? wide_some(x[i] + k, left) : wide_lanes(x[i] + k);
+        for (int j = 0; j < LOW_ROWS; j += 2) __builtin_prefetch(ahead + LOW_ROWS * k + 16 * j);
         for (int j = 0; j < LOW_ROWS; j++) {
             floats16 by = left < 16 ? wide_some(a[j] + k, left) : wide_lanes(a[j] + k);
             for (int i = 0; i < n; i++) s[i][j] = fma_lanes(v[i], by, s[i][j]);
@@ -75,17 +78,20 @@ INLINE void add_columns(const struct adapt_call *w, const struct rows *r, void *
                         const int n) {
     const int rank = w->ranks[r->slot * w->modules + module];
     const bf16 *b = w->b + r->slot * w->rank * w->outs + column;
+    const int64_t ahead = column + AHEAD < w->outs ? AHEAD : AHEAD + (rank - 1) * w->outs;
     const float *low[4];
     floats16 s[4][2];
     for (int i = 0; i < n; i++) {
         low[i] = low_of(w, r, first + i < r->count ? first + i : r->count - 1, module);
         s[i][0] = s[i][1] = no_lanes();
     }
-    for (int k = 0; k < rank; k++, b += w->outs)
+    for (int k = 0; k < rank; k++, b += w->outs) {
+        __builtin_prefetch(b + ahead, 0, 2);
         for (int c = 0; c < 2; c++) {
             floats16 by = left < 32 ? wide_some(b + 16 * c, left - 16 * c) : wide_lanes(b + 16 * c);
             for (int i = 0; i < n; i++) s[i][c] = fma_lanes(all_lanes(low[i][k]), by, s[i][c]);
         }
+    }
     for (int i = 0; i < n && first + i < r->count; i++)
         for (int c = 0; c < 2 && left > 16 * c; c++) {
             const int64_t at = r->numbers[first + i] * apart + column + 16 * c;
