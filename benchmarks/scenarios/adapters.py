@@ -169,7 +169,8 @@ def streamed(url: str, names: Sequence[str], output: int) -> float:
     """Tokens a second of requests that begin together. names: of each one's adapter, or model."""
     def ask(number: int) -> int:
         prompt = [5 + (number * 37 + i) % 1000 for i in range(128)]
-        body = {"model": names[number], "prompt": prompt, "max_tokens": output, "temperature": 0, "ignore_eos": True}
+        body = {"model": names[number], "prompt": prompt, "max_tokens": output,
+                "temperature": 0, "ignore_eos": True}
         request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(),
                                          {"content-type": "application/json"})
         with urllib.request.urlopen(request, timeout=600) as answer:
