@@ -22,8 +22,8 @@ class AdapterRows:
     rows: Tensor
     """i32[R]: their numbers in the step."""
     blocks: Tensor
-    """i32[n, 3]: (slot of the adapter, place of the first row in `rows`, number of rows). The first
-    one of no rows ends them: behind it a table of fixed size may hold anything."""
+    """i32[n, 3]: (slot of the adapter, place of the first row in `rows`, number of rows). In tables
+    of fixed size, which captured steps read, those behind the last have no rows."""
 
 
 def most_blocks(rows: int, slots: int) -> int:

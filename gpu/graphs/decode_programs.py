@@ -140,8 +140,7 @@ class DecodePrograms:
         self._inputs = StepInputs(model, kept, sizes, adapted.slots if adapted else 0)
         self.memory = [temporaries.whole, kept.whole]
         """u8: all that programs keep and write."""
-        self._programs: dict[tuple[GraphShape, bool], tuple[Program, Tensor] | None] = {}
-        """By shape, and whether rows may have adapters."""
+        self._programs: dict[GraphShape, tuple[Program, Tensor] | None] = {}
         self.fault = ""
         """Why the last step that could not be captured could not."""
         self.replays = 0
@@ -155,32 +154,30 @@ class DecodePrograms:
     def serves(self, step: InputBatch) -> int:
         """Sequences of the step if there is a program for its size, else 0; it is captured at the
         first one."""
-        shape = GraphShape(len(step.decode), step.q_len)
+        shape = GraphShape(len(step.decode), step.q_len, step.adapted is not None)
         rows = 0 if step.extends is not None or step.prompts else shape.rows * shape.q_len
         if not 0 < rows <= self._rows or (self._asked and shape not in self._asked):
             return 0
-        return shape.rows if self.captures(shape, step.adapted is not None) else 0
+        return shape.rows if self.captures(shape) else 0
 
     def misses(self, step: InputBatch) -> str:
         """See `CapturedLayers`; sequences: there is no program for so many."""
         return "sequences" if step.extends is None else "prompts"
 
-    def captures(self, shape: GraphShape, adapted: bool = False) -> bool:
-        """Captures steps of this shape, if that was not done; False where it cannot be done.
-        adapted: those in which rows have adapters."""
-        key = shape, adapted
-        if key not in self._programs:
-            own = self._captured(*key)
+    def captures(self, shape: GraphShape) -> bool:
+        """Captures steps of this shape, if that was not done; False where it cannot be done."""
+        if shape not in self._programs:
+            own = self._captured(shape)
             # All ranks replay a step, or none: what is captured meets what the others do.
-            self._programs[key] = own if self._model.group.agreed(own is not None) else None
-        return self._programs[key] is not None
+            self._programs[shape] = own if self._model.group.agreed(own is not None) else None
+        return self._programs[shape] is not None
 
     def forward(self, step: InputBatch, pools: Sequence[KVPagePool],
                 recurrent: RecurrentBatch | None = None) -> Tensor:
         """See `CapturedLayers`. The result lasts until the next one."""
         batch = step.batches[0]
-        shape = GraphShape(batch.decode_rows, batch.decode_q_len)
-        found = self._programs[shape, step.adapted is not None]
+        found = self._programs[GraphShape(batch.decode_rows, batch.decode_q_len,
+                                          step.adapted is not None)]
         assert found is not None
         program, out = found
         self._inputs.fill(self._model, step, None if recurrent is None else recurrent.rows)
@@ -189,18 +186,18 @@ class DecodePrograms:
         return out
 
     @torch.inference_mode()
-    def _captured(self, shape: GraphShape, adapted: bool) -> tuple[Program, Tensor] | None:
+    def _captured(self, shape: GraphShape) -> tuple[Program, Tensor] | None:
         self._inputs.clear(shape)
         layers = partial(self._layers, self._model, shape)
-        if adapted:
+        if shape.adapted:
             assert self._adapted is not None
             layers = partial(self._adapted_layers, self._adapted, shape)
         try:
             program, out = self._capturer.capture(layers)
         except NotRecordable as why:
             self.fault = f"{why} has no kernel in C"
-            LOG.debug("decode steps of %d x %d rows run operation by operation: %s", *shape,
-                      self.fault)
+            LOG.debug("decode steps of %d x %d rows run operation by operation: %s", shape.rows,
+                      shape.q_len, self.fault)
             return None
         return program, self._capturer.borrow(out)
 

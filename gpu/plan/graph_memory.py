@@ -42,6 +42,8 @@ class GraphShape(NamedTuple):
     """Sequences, those of the sink included."""
     q_len: int
     """Rows of each: its last token and the drafts behind it."""
+    adapted: bool = False
+    """Whether rows have adapters."""
 
 
 def batch_sizes(max_num_seqs: int, asked: Sequence[int] = (), most: int | None = None
@@ -122,8 +124,9 @@ def graph_shapes(config: Config, drafts: int, why: str = "") -> list[GraphShape]
         return []
     sizes = batch_sizes(config.scheduler.max_num_seqs, found.sizes,
                         config.device.graph_max_batch_size)
-    return [GraphShape(rows, q_len) for rows in reversed(sizes)
-            for q_len in verify_lengths(config, drafts)]
+    kinds = (True, False) if config.adapters.enable_lora else (False,)
+    return [GraphShape(rows, q_len, adapted) for rows in reversed(sizes)
+            for q_len in verify_lengths(config, drafts) for adapted in kinds]
 
 
 PARTS = 128 << 20

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from actorium.actors.messages import RowMask, StepPlan, StepResult
-from actorium.gpu.adapters.adapter_slots import AdapterSlots, StagedRows
+from actorium.gpu.adapters.adapter_slots import AdapterSlots, HostRows
 from actorium.gpu.graphs.capture import Capturer
 from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner, GraphReplay
 from actorium.gpu.plan.graph_memory import GraphShape
@@ -151,7 +151,7 @@ class ModelRunner:
     def decode_graphs(self, capturer: Capturer, shapes: Sequence[GraphShape]) -> DecodeGraphRunner:
         """Graphs of its decodes, to be captured in the order of these shapes."""
         return DecodeGraphRunner(self.tables, self._captured, self._decode_logits, capturer, shapes,
-                                 self.force)
+                                 self.force, self.adapters)
 
     @property
     def _captured(self) -> Proposer | None:
@@ -184,18 +184,20 @@ class ModelRunner:
         out = LaunchedStep(plan, step.slots, prompts=step.prompts)
         if self.host is not None and (plan.store or plan.load):
             out.lost = (self.staging or self.host).begin(plan.store, plan.load)
-        adapted = self._adapted(plan, step, up)
-        captured = None if self.graphs is None or adapted else self.graphs.serve(
-            step, plan.drafts, up)
+        adapted, staged = self._adapted(plan, step), None
+        captured = None if self.graphs is None else self.graphs.serve(step, plan.drafts, up,
+                                                                      adapted)
         if captured is None:
             stage_rows(step, up)
+            if adapted is not None and self.adapters is not None:
+                staged = self.adapters.stage(adapted, up)
         else:
             self.served.add("full_graph", captured.rows)
         self._pick(plan, step, up)
         on_queue()
         up.send()
-        if adapted is not None and self.adapters is not None:
-            step.adapted = self.adapters.rows(adapted, up)
+        if staged is not None and self.adapters is not None:
+            step.adapted = self.adapters.staged(staged, up)
         if self.states is not None and plan.admit:
             self.states.admit(plan.admit)
         if (images := self.tables.images) is not None:
@@ -217,12 +219,12 @@ class ModelRunner:
             out.drafts = self.arrays.fetch(self.tables.drafts.tokens[slots, :plan.drafts])
         return out
 
-    def _adapted(self, plan: StepPlan, step: InputBatch, up: Upload) -> StagedRows | None:
+    def _adapted(self, plan: StepPlan, step: InputBatch) -> HostRows | None:
         """Which rows of the step have an adapter."""
         if self.adapters is None:
             return None
         self.adapters.apply(plan)
-        return self.adapters.stage(step, up)
+        return self.adapters.rows_of(step)
 
     def _pick(self, plan: StepPlan, step: InputBatch, up: Upload) -> None:
         """Add what log-probabilities, masks and drafts need on the device to the upload."""

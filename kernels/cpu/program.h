@@ -123,7 +123,7 @@ struct adapt_call {
     int64_t y_apart;
     int is_wide; /* y is of f32, not bf16 */
     const int32_t *numbers, *blocks;
-    int64_t most; /* blocks, of which the first one without rows ends them */
+    int64_t most; /* blocks, of which those without rows are the last */
     const bf16 *a, *b;
     const float *scales;
     const int32_t *ranks, *ends;

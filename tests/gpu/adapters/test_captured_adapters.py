@@ -7,12 +7,33 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers_adapters import PROMPTS, UNSERVED, AdapterDriver, open_with_adapters, toy_adapter
+from helpers_adapters import (
+    PROMPTS,
+    UNSERVED,
+    AdapterDriver,
+    open_with_adapters,
+    toy_adapter,
+)
+from helpers_graphs import RecordingCapturer
+from helpers_kinds import write_kind
+from helpers_speculation import make_runner
 from helpers_toys import write_toy
+from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from actorium.actors.runtime.beat_gauges import eager_key
-from actorium.kernels.adapter_rows import BLOCK, most_blocks, sorted_rows
+from actorium.gpu.adapters.adapter_slots import AdapterSlots
+from actorium.gpu.plan.graph_memory import GraphShape
+from actorium.gpu.step.staging import DeviceArrays
+from actorium.kernels.adapter_rows import (
+    BLOCK,
+    AdapterRows,
+    AdapterStack,
+    most_blocks,
+    sorted_rows,
+)
 from actorium.kernels.cpu.native_library import library
+from actorium.kernels.reference.torch_ops import TorchOps
 
 NEW = 5
 WIDTHS = {"hidden_size": 64, "intermediate_size": 64}
@@ -53,6 +74,56 @@ def test_programs_on_a_cpu(tmp_path: Path, architecture: str, quantization: str)
         assert tokens == others and torch.equal(logits, bits)
     first, *_, last = found[0]
     assert first[0] != last[0], "adapters change tokens"
+
+
+def adapt_by_tables(x: Tensor, y: Tensor, rows: AdapterRows, stack: AdapterStack) -> Tensor:
+    """See `reference.adapt`: as on a device, where nothing that the tables say decides what is
+    run."""
+    place, (slot, first, count) = torch.arange(len(rows.rows)), rows.blocks.t().unsqueeze(2)
+    within = (place >= first) & (place < first + count)
+    there = within.any(0)
+    slots = (within * slot).sum(0)
+    at = torch.where(there, rows.rows, 0).long()
+    low = torch.einsum("rk,rjk->rj", x.index_select(0, at), stack.a.index_select(0, slots))
+    low = low.unflatten(1, (-1, stack.rank)) * stack.scales.index_select(0, slots).unsqueeze(2)
+    parts = stack.b.index_select(0, slots).split(stack.widths, 2)
+    added = torch.cat([torch.einsum("rj,rjn->rn", low[:, module], part)
+                       for module, part in enumerate(parts)], 1)
+    return y.index_add_(0, at, torch.where(there.unsqueeze(1), added, 0.0).to(y.dtype))
+
+
+@pytest.mark.usefixtures("as_on_a_device")
+@pytest.mark.parametrize("kind", ["llama", "windows"])
+def test_graphs_on_a_device(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a graph would hold is recorded, and done again."""
+    monkeypatch.setattr(TorchOps, "adapt", staticmethod(adapt_by_tables))
+    write_kind(tmp_path / "model", kind)
+    opened = open_with_adapters(tmp_path / "model", slots=3, kernels="torch")
+    assert opened.runner.adapters is not None
+    layers, driver = opened.runner.adapters.layers, AdapterDriver(opened)
+    oracle = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    for number in (1, 2, 3):
+        toy_adapter(oracle, tmp_path / f"{number}", 4 * number, number)
+        driver.load(number, tmp_path / f"{number}")
+    found, known = [], driver.slots.known
+    for captured in (False, True):
+        runner = make_runner(opened.runner.model, 0, slots=8, arrays=DeviceArrays)
+        runner.adapters = AdapterSlots(layers, runner.tables.slots, runner.arrays)
+        runner.adapters.known = known
+        driver = AdapterDriver(opened._replace(runner=runner))
+        graphs = None
+        if captured:
+            shapes = [GraphShape(rows, 1, adapted) for rows in (8, 4, 2, 1)
+                      for adapted in (True, False)]
+            graphs = runner.graphs = runner.decode_graphs(RecordingCapturer(), shapes)
+            graphs.capture(lambda phase, detail: None)
+        runner.served.clear()
+        found.append([driver.generate(PROMPTS[:len(adapters)], adapters, NEW)
+                      for adapters in BATCHES])
+        assert runner.served[eager_key("adapters")] == (len(BATCHES) - 1) * (1 if captured else NEW)
+        assert graphs is None or graphs.replays == len(BATCHES) * (NEW - 1)
+    assert found[0] == found[1]
+    assert found[0][0] != found[0][-1], "adapters change tokens"
 
 
 def test_tables_have_room_for_every_step() -> None:
