@@ -4,6 +4,7 @@ operation, whichever adapters their rows have."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from helpers_adapters import (
 )
 from helpers_graphs import RecordingCapturer
 from helpers_kinds import write_kind
+from helpers_ranks import run_ranks, whole
 from helpers_speculation import make_runner
 from helpers_toys import write_toy
 from torch import Tensor
@@ -23,6 +25,7 @@ from transformers import AutoModelForCausalLM
 
 from actorium.actors.runtime.beat_gauges import eager_key
 from actorium.gpu.adapters.adapter_slots import AdapterSlots
+from actorium.gpu.parallel.rank_group import RankGroup
 from actorium.gpu.plan.graph_memory import GraphShape
 from actorium.gpu.step.staging import DeviceArrays
 from actorium.kernels.adapter_rows import (
@@ -74,6 +77,30 @@ def test_programs_on_a_cpu(tmp_path: Path, architecture: str, quantization: str)
         assert tokens == others and torch.equal(logits, bits)
     first, *_, last = found[0]
     assert first[0] != last[0], "adapters change tokens"
+
+
+@pytest.mark.skipif(library() is None, reason="no compiler")
+def test_programs_of_ranks(tmp_path: Path) -> None:
+    oracle = write_toy(tmp_path / "model", "LlamaForCausalLM", torch.bfloat16)
+    for number in (1, 2):
+        toy_adapter(oracle, tmp_path / f"{number}", 4 * number, number)
+
+    def body(group: RankGroup) -> list[Any]:
+        opened = open_with_adapters(tmp_path / "model", group, seqs=4, threads=1,
+                                    tensor_parallel_size=2, model={"dtype": "bfloat16"})
+        driver, runner, found = AdapterDriver(opened), opened.runner, []
+        for number in (1, 2):
+            driver.load(number, tmp_path / f"{number}")
+        for segments in (runner.segments, None):
+            runner.segments = segments
+            runner.served.clear()
+            tokens = driver.generate(PROMPTS, BATCHES[0], NEW)
+            found.append((tokens, torch.cat(driver.seen), runner.served["program"]))
+        return found
+
+    for (tokens, logits, programs), (others, bits, none) in whole(run_ranks(tmp_path, 2, body)):
+        assert tokens == others and torch.equal(logits, bits)
+        assert (programs, none) == (NEW - 1, 0)
 
 
 def adapt_by_tables(x: Tensor, y: Tensor, rows: AdapterRows, stack: AdapterStack) -> Tensor:
