@@ -121,7 +121,7 @@ def _bits(tensor: Tensor) -> NDArray[np.int16]:
 
 
 class DecodePrograms:
-    """Runs the layers of decode steps; see `LayerRunner`."""
+    """Runs the layers of decode steps; see `CapturedLayers`."""
 
     serves_as = "program"
 
