@@ -146,11 +146,13 @@ adversary: $(VENV)/.ready-test
 # docs/conformance.md says more.
 conformance: AGENTS = tests/conformance/test_openai_agents.py tests/conformance/test_pydantic_ai.py
 conformance: QUANTISERS = tests/conformance/test_quantisers.py
+conformance: PEFT = tests/conformance/test_peft.py
 conformance: $(VENV)/.ready-test
 	VENV=$(VENV) bash tests/conformance/setup.sh
-	build/clients/bin/python -m pytest tests/conformance $(patsubst %,--ignore %,$(AGENTS) $(QUANTISERS)) -m conformance $(PYTEST_FLAGS)
+	build/clients/bin/python -m pytest tests/conformance $(patsubst %,--ignore %,$(AGENTS) $(QUANTISERS) $(PEFT)) -m conformance $(PYTEST_FLAGS)
 	build/agents/bin/python -m pytest $(AGENTS) -m conformance $(PYTEST_FLAGS) || [ $$? = 5 ]  # none chosen
 	build/quantisers/bin/python -m pytest $(QUANTISERS) -m conformance $(PYTEST_FLAGS) || [ $$? = 5 ]
+	build/peft/bin/python -m pytest $(PEFT) -m conformance $(PYTEST_FLAGS) || [ $$? = 5 ]
 	$(BIN)/python -m pytest tests/conformance/test_openai.py -m conformance $(PYTEST_FLAGS)
 	$(BIN)/python -m pytest tests/gpu/models/test_transformers_model.py $(PYTEST_FLAGS)
 	build/clients/bin/python -m pytest tests/actors/gateway/test_gateway.py tests/actors/gateway/test_gateway_apis.py

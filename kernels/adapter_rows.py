@@ -22,7 +22,14 @@ class AdapterRows:
     rows: Tensor
     """i32[R]: their numbers in the step."""
     blocks: Tensor
-    """i32[n, 3]: (slot of the adapter, place of the first row in `rows`, number of rows)."""
+    """i32[n, 3]: (slot of the adapter, place of the first row in `rows`, number of rows). In tables
+    of fixed size, which captured steps read, those behind the last have no rows."""
+
+
+def most_blocks(rows: int, slots: int) -> int:
+    """Blocks that so many rows of a step can make, with adapters in so many slots."""
+    adapters = min(rows, slots)
+    return adapters + (rows - adapters) // BLOCK
 
 
 def sorted_rows(slots: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

@@ -1,22 +1,41 @@
 """What LoRA adapters cost: decode steps with them, of the model beside them, and without any.
 
-Random weights of a shape and random adapters on all its modules, in bfloat16 on one thread. Engines
-take turns step by step; counted is processor time, of which other processes take none.
+`decodes`: random weights of a shape and random adapters on all its modules, in bfloat16 on one
+thread. Engines take turns step by step; counted is processor time, of which other processes take
+none. `servers`: streams over HTTP, beside vLLM.
 """
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import count
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from harness import Rows, scenario, take_turns
+from safetensors import safe_open
+from safetensors.torch import save_file
+from scenarios.peers import (
+    ACTORIUM,
+    CONTEXT,
+    VLLM,
+    VLLM_BIN,
+    Programs,
+    Server,
+    check_programs,
+    command,
+    serving,
+    version,
+)
 
 from actorium.actors.config.adapter_settings import AdapterConfig
 from actorium.actors.config.tree import (
@@ -33,7 +52,7 @@ from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.worker.device import open_device
 from actorium.tools.bench.workloads import shape_dir
 
-CONTEXT, ROOM = 64, 192
+PROMPT, ROOM = 64, 192
 """Tokens of each prompt, and what a sequence has room for."""
 
 
@@ -73,12 +92,12 @@ def batch(runner: ModelRunner, first: int, sequences: int, used: int) -> Batch:
     admits, appends, extends = [], [], []
     slots = np.arange(first, first + sequences, dtype=np.int32)
     for slot in slots.tolist():
-        tokens = np.arange(slot, slot + CONTEXT, dtype=np.int32).tobytes()
-        admits.append(Admit(slot, tokens, CONTEXT, 0, b"",
-                            ResolvedParams(max_tokens=ROOM - CONTEXT, temperature=0.0), 1,
+        tokens = np.arange(slot, slot + PROMPT, dtype=np.int32).tobytes()
+        admits.append(Admit(slot, tokens, PROMPT, 0, b"",
+                            ResolvedParams(max_tokens=ROOM - PROMPT, temperature=0.0), 1,
                             adapter=slot % (used + 1)))
         appends += [[slot, i, (slot - 1) * each + i + 1] for i in range(each)]
-        extends.append([slot, CONTEXT])
+        extends.append([slot, PROMPT])
     runner.run(StepPlan(1, 1, admit=admits, page_appends=np.array(appends, np.int32).tobytes(),
                         extend=np.array(extends, np.int32).tobytes()))
     return Batch(runner, slots)
@@ -114,3 +133,94 @@ def decodes(shape: str = "S06", sequences: int = 32, adapters: int = 8, rank: in
     least = {name: min(own) for name, own in spent.items()}
     for name, own in least.items():
         yield {"sequences have": name, "ms": own, "of none served": least["none served"] / own}
+
+
+# --- servers -------------------------------------------------------------------------------------
+
+ENGINES = [ACTORIUM, VLLM]
+
+
+def write_adapters(model: Path, folder: Path, number: int, rank: int) -> dict[str, Path]:
+    """Writes random adapters as PEFT does, on every matrix of the model's layers. Returns their
+    folders by name."""
+    with safe_open(model / "model.safetensors", "pt") as file:
+        shapes = {name.removesuffix(".weight"): file.get_slice(name).get_shape()
+                  for name in file.keys() if name.endswith("_proj.weight")}  # noqa: SIM118
+    targets = sorted({name.rpartition(".")[2] for name in shapes})
+    found = {}
+    for index in range(number):
+        generator, tensors = torch.Generator().manual_seed(index), {}
+        for name, (outs, ins) in shapes.items():
+            for side, size in (("A", (rank, ins)), ("B", (outs, rank))):
+                tensors[f"base_model.model.{name}.lora_{side}.weight"] = torch.randn(
+                    size, generator=generator).mul_(0.01).bfloat16()
+        own = folder / f"adapter{index}"
+        own.mkdir()
+        save_file(tensors, own / "adapter_model.safetensors")
+        (own / "adapter_config.json").write_text(json.dumps({
+            "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": rank,
+            "lora_dropout": 0.0, "bias": "none", "target_modules": targets,
+            "base_model_name_or_path": str(model)}))
+        found[own.name] = own
+    return found
+
+
+def streamed(url: str, names: Sequence[str], output: int) -> float:
+    """Tokens a second of requests that begin together. names: of each one's adapter, or model."""
+    def ask(number: int) -> int:
+        prompt = [5 + (number * 37 + i) % 1000 for i in range(128)]
+        body = {"model": names[number], "prompt": prompt, "max_tokens": output,
+                "temperature": 0, "ignore_eos": True}
+        request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(),
+                                         {"content-type": "application/json"})
+        with urllib.request.urlopen(request, timeout=600) as answer:
+            return int(json.loads(answer.read())["usage"]["completion_tokens"])
+
+    start = time.perf_counter()
+    with ThreadPoolExecutor(len(names)) as pool:
+        tokens = sum(pool.map(ask, range(len(names))))
+    return tokens / (time.perf_counter() - start)
+
+
+def served(server: Server, model: str, adapters: Sequence[str], streams: int, output: int,
+           programs: Programs, turns: int) -> dict[str, float]:
+    """A server's tokens a second, by what its requests have; adapters: names, none = of a server
+    without any."""
+    with serving(command(server, model, CONTEXT, streams, programs)) as url:
+        with urllib.request.urlopen(f"{url}/v1/models") as answer:
+            base = json.loads(answer.read())["data"][0]["id"]
+        kinds = {"none served": [base]} if not adapters else {
+            "none named": [base], "1 beside the model": [base, adapters[0]],
+            f"{len(adapters)} beside the model": [base, *adapters]}
+        batches = {kind: [names[i % len(names)] for i in range(streams)]
+                   for kind, names in kinds.items()}
+        for batch in batches.values():  # what is compiled or captured at the first step of a size
+            streamed(url, batch, output)
+        found = take_turns({kind: partial(streamed, url, batch, output)
+                            for kind, batch in batches.items()}, turns)
+    return {kind: median(own) for kind, own in found.items()}
+
+
+@scenario
+def servers(model: str, engines: list[str] = ENGINES, adapters: int = 8, rank: int = 16,
+            streams: int = 32, output: int = 64, vllm: str = VLLM_BIN, turns: int = 3) -> Rows:
+    """Tokens a second of streams over HTTP, with adapters and without, beside vLLM.
+
+    MODEL: a folder in HF format with model.safetensors and a tokenizer. Each server is started
+    without adapters, and then with random ones of this rank on all modules. Sums of tokens over the
+    seconds from the first request to the last answer, prompts of 128 tokens included.
+    """
+    programs = Programs(vllm)
+    check_programs(set(engines), programs)
+    with tempfile.TemporaryDirectory() as folder:
+        paths = write_adapters(Path(model), Path(folder), adapters, rank)
+        flags = ("--enable-lora", "--max-loras", str(adapters), "--max-lora-rank", str(rank),
+                 "--lora-modules", *(f"{name}={path}" for name, path in paths.items()))
+        for engine in engines:
+            found = served(Server(engine), model, (), streams, output, programs, turns)
+            found |= served(Server(engine, flags=flags), model, list(paths), streams, output,
+                            programs, turns)
+            for kind, speed in found.items():
+                yield {"engine": engine, "version": version(engine, programs),
+                       "requests have": kind, "tok/s": speed,
+                       "of none served": speed / found["none served"]}

@@ -4,7 +4,8 @@ the model's own, which run the steps in which no row has an adapter: these cost 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -56,10 +57,11 @@ class AdaptedLayers:
         self._columns = {spec.module: spec.shape[1] for spec in adapted_modules(model.shape)}
         named = {id(own.product): own for own in model.products
                  if own.modules[0].module in self._columns}
-        self._model = copy.copy(model)
-        self._model.drafter = None
-        self._model.layers = [self._layer(layer, named) for layer in model.layers]
-        install(self._model)
+        self.model = copy.copy(model)
+        """The model with these layers. To run them, see `adapting`."""
+        self.model.drafter = None
+        self.model.layers = [self._layer(layer, named) for layer in model.layers]
+        install(self.model)
 
     @property
     def nbytes(self) -> int:
@@ -73,12 +75,19 @@ class AdaptedLayers:
         # The last layer, too, takes all rows of the step, as `rows` count them.
         for batch in batches:
             batch.all_rows = True
+        with self.adapting(rows):
+            hidden = self.model.forward(batches, pools, recurrent)
+        return hidden if wanted is None else hidden.index_select(0, wanted)
+
+    @contextmanager
+    def adapting(self, rows: AdapterRows) -> Iterator[None]:
+        """Meanwhile these are the rows of the step that have an adapter. All its rows must be
+        wanted (`ForwardBatch.all_rows`)."""
         self._step.own = rows
         try:
-            hidden = self._model.forward(batches, pools, recurrent)
+            yield
         finally:
             self._step.own = None
-        return hidden if wanted is None else hidden.index_select(0, wanted)
 
     def warm_up(self) -> None:
         """Runs each kernel that adapters need in every form, on rows that count for nothing."""

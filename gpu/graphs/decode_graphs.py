@@ -1,9 +1,10 @@
 """Decode steps captured once and replayed: a step of decodes alone is a few launches instead of
 thousands.
 
-A graph serves one number of rows and one window; a batch is padded up to the next one with rows of
-the sink slot, which has a page, and no recurrent state. The only thing that changes from replay to
-replay is `SlotTables.chosen`, the slots of the rows; all else is read from the resident tables by
+A graph serves one number of rows and one window, of the model by itself or with adapters; a batch
+is padded up to the next one with rows of the sink slot, which has a page, and no recurrent state.
+The only thing that changes from replay to replay is `SlotTables.chosen`, the slots of the rows, and
+which rows have which adapter (`AdapterSlots.write`); all else is read from the resident tables by
 slot, on the device.
 
 A step is captured in stages, replayed one behind the other: the forward pass up to the logits;
@@ -27,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from actorium.gpu.adapters.adapter_slots import AdapterSlots, HostRows
 from actorium.gpu.graphs.capture import Capturer, Replayable, ReportPhase
 from actorium.gpu.plan import graph_memory as plan
 from actorium.gpu.plan.graph_memory import EagerReasons, GraphShape
@@ -158,14 +160,16 @@ class DecodeGraphRunner:
     """Graphs of whole decode steps."""
 
     def __init__(self, tables: SlotTables, proposer: Proposer | None, forward: DecodeForward,
-                 capturer: Capturer, shapes: Sequence[GraphShape], force: tuple[float, ...] = ()
-                 ) -> None:
-        """shapes: in the order of capture; force: see `sampler.commit`."""
+                 capturer: Capturer, shapes: Sequence[GraphShape], force: tuple[float, ...] = (),
+                 adapters: AdapterSlots | None = None) -> None:
+        """shapes: in the order of capture; force: see `sampler.commit`; adapters: of steps in which
+        rows have some."""
         self._tables, self._proposer, self._run = tables, proposer, forward
         self._capturer, self.shapes, self._force = capturer, list(shapes), force
+        self._adapters = adapters
         self._sizes = sorted({shape.rows for shape in shapes})
         self._statics = StaticBuffers(tables, self._sizes[-1], max(own.q_len for own in shapes))
-        self._tiers: dict[tuple[int, int], CapturedDecode] = {}
+        self._tiers: dict[GraphShape, CapturedDecode] = {}
         self._chosen = np.zeros(tables.slots, np.int32)
         """Host: what `SlotTables.chosen` holds."""
         self.replays = 0
@@ -201,6 +205,9 @@ class DecodeGraphRunner:
         step.bounded = False
         fill_decodes(t, step, t.chosen[:shape.rows],
                      (self._statics.positions(shape), self._statics.row_slots(shape)))
+        if shape.adapted:
+            assert self._adapters is not None
+            step.adapted = self._adapters.written(shape.rows * shape.q_len)
         return step, *self._run(step)
 
     def _draw(self, shape: GraphShape, step: InputBatch, logits: Tensor, needs: int) -> None:
@@ -216,14 +223,15 @@ class DecodeGraphRunner:
 
     # --- serving -----------------------------------------------------------------------------
 
-    def serve(self, step: InputBatch, drafts: int, up: Upload) -> GraphReplay | None:
-        """How to replay a step that makes so many drafts; its slots go to the upload. None: it must
-        run operation by operation."""
+    def serve(self, step: InputBatch, drafts: int, up: Upload, adapted: HostRows | None = None
+              ) -> GraphReplay | None:
+        """How to replay a step that makes so many drafts; its slots, and which rows have adapters
+        (adapted), go to the upload. None: it must run operation by operation."""
         count = len(step.decode)
         if step.extends is not None or not 0 < count <= self._sizes[-1]:
             return None
         rows = self._sizes[bisect_left(self._sizes, count)]
-        tier = self._tiers.get((rows, step.q_len))
+        tier = self._tiers.get(GraphShape(rows, step.q_len, adapted is not None))
         if tier is None:
             return None
         drafting = drafts > 0 and self._proposer is not None
@@ -231,6 +239,8 @@ class DecodeGraphRunner:
         if drafting and (drafts != step.q_len - 1 or tier.drafts is None):
             return None
         self._choose(step, rows, up)
+        if adapted is not None and self._adapters is not None:
+            self._adapters.write(adapted, rows * step.q_len, up)
         self.replays += 1
         return GraphReplay(self._tables, self._statics, tier, needs, drafting)
 

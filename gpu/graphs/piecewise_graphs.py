@@ -178,7 +178,7 @@ class PiecewiseGraphRunner:
 
     def serves(self, step: InputBatch) -> int:
         """Tokens of the segments that are there for a step; 0 = none are."""
-        size = self._size(step.tokens) if step.bounded else 0
+        size = self._size(step.tokens) if step.bounded and step.adapted is None else 0
         return size if size in self._chains else 0
 
     def misses(self, step: InputBatch) -> str:
@@ -189,10 +189,11 @@ class PiecewiseGraphRunner:
         at = bisect_left(self._sizes, tokens)
         return self._sizes[at] if at < len(self._sizes) else 0
 
-    def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[KVPagePool],
+    def forward(self, served: InputBatch, pools: Sequence[KVPagePool],
                 recurrent: RecurrentBatch | None = None) -> Tensor:
-        """See `Decoder.forward`; of a step that is served."""
-        model, batch = self._model, batches[0]
+        """See `CapturedLayers`."""
+        model, batches = self._model, served.batches
+        batch = batches[0]
         count = len(batch.tokens)
         size = self._size(count)
         chain = self._chains[size]

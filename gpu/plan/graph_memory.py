@@ -29,6 +29,8 @@ PROGRAM_ROWS = 64
 and steps of more rows take a hundred."""
 LAYER_CALLS, CALL_BYTES = 20, 176
 """Kernels of a layer at most, but for those below, and what is kept of a call."""
+ADAPTED_CALLS = 8
+"""More of a layer's, where products have adapters."""
 MORE_CALLS = {"experts": 16, "recurrence": 16, "latent": 32, "altup": 48}
 """Of a layer of shapes that have these."""
 
@@ -40,6 +42,8 @@ class GraphShape(NamedTuple):
     """Sequences, those of the sink included."""
     q_len: int
     """Rows of each: its last token and the drafts behind it."""
+    adapted: bool = False
+    """Whether rows have adapters."""
 
 
 def batch_sizes(max_num_seqs: int, asked: Sequence[int] = (), most: int | None = None
@@ -120,8 +124,9 @@ def graph_shapes(config: Config, drafts: int, why: str = "") -> list[GraphShape]
         return []
     sizes = batch_sizes(config.scheduler.max_num_seqs, found.sizes,
                         config.device.graph_max_batch_size)
-    return [GraphShape(rows, q_len) for rows in reversed(sizes)
-            for q_len in verify_lengths(config, drafts)]
+    kinds = (True, False) if config.adapters.enable_lora else (False,)
+    return [GraphShape(rows, q_len, adapted) for rows in reversed(sizes)
+            for q_len in verify_lengths(config, drafts) for adapted in kinds]
 
 
 PARTS = 128 << 20
@@ -189,6 +194,10 @@ def parts_estimate(shape: ModelShape, rows: int) -> int:
     return len(shape.groups) * min(PARTS, rows * each)
 
 
+ADAPTED_MODULES = 8
+"""Most that one product has side by side."""
+
+
 class ProgramSizes(NamedTuple):
     """Of decode steps captured on a CPU: see `graphs.decode_programs`."""
 
@@ -234,6 +243,10 @@ def program_sizes(shape: ModelShape, demand: Demand, rows: int) -> ProgramSizes:
     programs = sum(rows // (q_len + 1) for q_len in range(demand.drafts + 1))
     each = LAYER_CALLS + sum(more for name, more in MORE_CALLS.items()
                              if getattr(shape, name) is not None)
-    calls = programs * shape.layers * each * CALL_BYTES
     room = 2 * workspace_bytes(shape, rows, 0) + (1 << 16)
+    if demand.adapters:  # programs of steps with adapters beside the others
+        each += each + ADAPTED_CALLS
+        brought += 4 + 3 * 4
+        room += ADAPTED_MODULES * rows * demand.adapter_rank * 4
+    calls = programs * shape.layers * each * CALL_BYTES
     return ProgramSizes(rows, width, room, rows * brought + calls + (1 << 16))

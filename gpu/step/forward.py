@@ -17,16 +17,9 @@ from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.states import RecurrentBatch
 
 
-class LayerRunner(Protocol):
-    """Runs the layers: a model, or graphs of parts of it."""
-
-    def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[KVPagePool],
-                recurrent: RecurrentBatch | None = None) -> Tensor:
-        """See `Decoder.forward`."""
-
-
-class CapturedLayers(LayerRunner, Protocol):
-    """See `graphs.piecewise_graphs` and `graphs.decode_programs`."""
+class CapturedLayers(Protocol):
+    """Runs the layers of steps that it serves; see `graphs.piecewise_graphs` and
+    `graphs.decode_programs`."""
 
     serves_as: str
     """What its steps count as: see `ModelRunner.served`."""
@@ -37,14 +30,22 @@ class CapturedLayers(LayerRunner, Protocol):
     def misses(self, step: InputBatch) -> str:
         """Of `EAGER_REASONS`, why this step is not served."""
 
+    def forward(self, step: InputBatch, pools: Sequence[KVPagePool],
+                recurrent: RecurrentBatch | None = None) -> Tensor:
+        """See `Decoder.forward`; of a step that is served."""
 
-class StepModel(LayerRunner, Protocol):
+
+class StepModel(Protocol):
     """What a step needs of a model; see `Decoder`."""
 
     shape: ModelShape
     no_graphs: str
     pooler: Pooler | None
     tape: RoutingTape
+
+    def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[KVPagePool],
+                recurrent: RecurrentBatch | None = None) -> Tensor:
+        """See `Decoder.forward`."""
 
     def logits(self, rows: Tensor) -> Tensor:
         """[R, hidden] before the final norm -> [R, vocab]."""

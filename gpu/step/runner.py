@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from actorium.actors.messages import RowMask, StepPlan, StepResult
-from actorium.gpu.adapters.adapter_slots import AdapterSlots, StagedRows
+from actorium.gpu.adapters.adapter_slots import AdapterSlots, HostRows
 from actorium.gpu.graphs.capture import Capturer
 from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner, GraphReplay
 from actorium.gpu.plan.graph_memory import GraphShape
@@ -109,7 +109,7 @@ class ModelRunner:
     def decode_graphs(self, capturer: Capturer, shapes: Sequence[GraphShape]) -> DecodeGraphRunner:
         """Graphs of its decodes, to be captured in the order of these shapes."""
         return DecodeGraphRunner(self.tables, self._captured, self._decode_logits, capturer, shapes,
-                                 self.force)
+                                 self.force, self.adapters)
 
     @property
     def _captured(self) -> Proposer | None:
@@ -145,20 +145,22 @@ class ModelRunner:
         out = LaunchedStep(plan, step.slots, prompts=step.prompts, drafted=step.draft_counts)
         if self.host is not None and (plan.store or plan.load):
             out.lost = (self.staging or self.host).begin(plan.store, plan.load)
-        adapted = self._adapted(plan, step, up)
+        adapted, staged = self._adapted(plan, step), None
         routed = routed_rows(step, self.tables.routed) if self.tables.routed else []
-        captured = None if self.graphs is None or adapted or routed else self.graphs.serve(
-            step, sum(made for own, made in self._drafting(plan) if own.captured), up)
+        captured = None if self.graphs is None or routed else self.graphs.serve(
+            step, sum(made for own, made in self._drafting(plan) if own.captured), up, adapted)
         if captured is None:
             stage_rows(step, up)
+            if adapted is not None and self.adapters is not None:
+                staged = self.adapters.stage(adapted, up)
         else:
             self.served.add("full_graph", captured.rows)
         self._pick(plan, step, up)
         self.processing.stage(step, up)
         on_queue()
         up.send()
-        if adapted is not None and self.adapters is not None:
-            step.adapted = self.adapters.rows(adapted, up)
+        if staged is not None and self.adapters is not None:
+            step.adapted = self.adapters.staged(staged, up)
         if self.states is not None and plan.admit:
             self.states.admit(plan.admit)
         if (images := self.tables.images) is not None:
@@ -183,12 +185,12 @@ class ModelRunner:
                 step.masked, self.arrays.long(up[step.staged["masked"]]), plan.drafts))
         return out
 
-    def _adapted(self, plan: StepPlan, step: InputBatch, up: Upload) -> StagedRows | None:
+    def _adapted(self, plan: StepPlan, step: InputBatch) -> HostRows | None:
         """Which rows of the step have an adapter."""
         if self.adapters is None:
             return None
         self.adapters.apply(plan)
-        return self.adapters.stage(step, up)
+        return self.adapters.rows_of(step)
 
     def _pick(self, plan: StepPlan, step: InputBatch, up: Upload) -> None:
         """Add what log-probabilities, masks and drafts need on the device to the upload."""
@@ -274,9 +276,6 @@ class ModelRunner:
 
     def wanted_rows(self, step: InputBatch, recurrent: RecurrentBatch | None) -> Tensor:
         """[R, hidden]: the rows `logit_rows` before the final norm; all T where `all_rows`."""
-        if step.adapted is not None and self.adapters is not None:
-            self.served.add_eager(step.tokens, "adapters")
-            return self.adapters.layers.forward(step.adapted, step.batches, self.pools, recurrent)
         as_text = all(batch.images is None and batch.turned_to.dim() == 1 for batch in step.batches)
         if self.model.tape.chosen is not None:
             why = "experts"
@@ -286,9 +285,12 @@ class ModelRunner:
             why = "images"
         elif size := self.segments.serves(step):
             self.served.add(self.segments.serves_as, size)
-            return self.segments.forward(step.batches, self.pools, recurrent)
+            return self.segments.forward(step, self.pools, recurrent)
         else:
             why = self.segments.misses(step)
+        if step.adapted is not None and self.adapters is not None:
+            self.served.add_eager(step.tokens, "adapters")
+            return self.adapters.layers.forward(step.adapted, step.batches, self.pools, recurrent)
         self.served.add_eager(step.tokens, why)
         return self.model.forward(step.batches, self.pools, recurrent)
 

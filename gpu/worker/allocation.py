@@ -54,7 +54,8 @@ def allocate(config: Config, model: LoadedModel, device: torch.device, report: R
     plan. adapted: the layers with adapters, where any are served."""
     shape, runner = model.shape, first_runner(config, model, device)
     if adapted is not None:
-        runner.adapters = AdapterSlots(adapted, runner.tables.slots, runner.arrays)
+        runner.adapters = AdapterSlots(adapted, runner.tables.slots, runner.arrays,
+                                       runner.tables.drafts.max_drafts + 1)
     size, dtype = config.memory.page_size, kv_dtype(config.memory.kv_cache_dtype, model.dtype)
     slots, tables = runner.tables.slots, runner.tables
     if device.type == "cuda":

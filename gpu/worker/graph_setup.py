@@ -175,7 +175,8 @@ def capture_programs(config: Config, runner: ModelRunner, footprint: Footprint,
     if not why:
         sizes, asked = program_sizes(model.shape, demand, rows), program_shapes(
             config, demand.drafts)
-        programs = DecodePrograms(model, runner.pools, runner.states, sizes, asked)
+        programs = DecodePrograms(model, runner.pools, runner.states, sizes, asked,
+                                  runner.adapters.layers if runner.adapters else None)
         start, todo = perf_counter(), asked or [GraphShape(1, 1)]
         for number, shape in enumerate(todo):
             report("warming", f"programs {number}/{len(todo)}")

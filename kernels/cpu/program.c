@@ -471,6 +471,21 @@ static void run_kda(const union slot *a, int phase, int64_t task, int64_t tasks)
     kda_task(P(0), P(1), P(2), P(4), P(5), P(6), P(7), P(8), P(9), P(10), I(11), I(12), I(13), task);
 }
 
+static struct adapt_call adapt_of(const union slot *a) {
+    return (struct adapt_call){P(0), L(1), P(2), L(3), I(4), P(5), P(6), L(7), P(8), P(9), P(10),
+                               P(11), P(12), P(13), L(14), L(15), L(16), L(17), I(18)};
+}
+
+static int64_t all_adapted(const union slot *a, int phase) {
+    struct adapt_call c = adapt_of(a);
+    return adapt_tasks(&c, phase);
+}
+
+static void run_adapt(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    struct adapt_call c = adapt_of(a);
+    adapt_task(&c, phase, task, tasks);
+}
+
 /* One thread meets the other ranks, and the rest of this one's wait for it. */
 static void run_all_reduce(const union slot *a, int phase, int64_t task, int64_t tasks) {
     (void)phase, (void)task, (void)tasks;
@@ -534,6 +549,7 @@ static const struct kind kinds[] = {
     {"scan_steps", 1, all_scans, run_scan},
     {"kda_steps", 1, kda_tasks, run_kda},
     {"norm_gated", 1, gated_tasks, run_gated},
+    {"adapt_rows", 2, all_adapted, run_adapt},
     {"rank_all_reduce", 1, one_task, run_all_reduce},
     {"rank_reduce_add_norm", 1, one_task, run_reduce_add},
 };

@@ -115,6 +115,26 @@ void linear_leaves_task(const struct leaves *l, const bf16 *x, const bf16 *bias,
                         void *y, float *parts, int64_t rows, int kind, int64_t chunk, int64_t task,
                         int64_t tasks);
 
+/* Arguments of `adapt_rows`: see kernels/adapter_rows.py. */
+struct adapt_call {
+    const bf16 *x;
+    int64_t x_apart; /* numbers from one row to the next */
+    void *y;
+    int64_t y_apart;
+    int is_wide; /* y is of f32, not bf16 */
+    const int32_t *numbers, *blocks;
+    int64_t most; /* blocks, of which those without rows are the last */
+    const bf16 *a, *b;
+    const float *scales;
+    const int32_t *ranks, *ends;
+    float *low; /* f32[rows with adapters, modules * rank], scratch */
+    int64_t modules, rank, ins, outs;
+    int threads;
+};
+
+int64_t adapt_tasks(const struct adapt_call *c, int phase);
+void adapt_task(const struct adapt_call *c, int phase, int64_t task, int64_t tasks);
+
 /* Arguments of `grouped_linear`, or of `grouped_linear_int8`. */
 struct grouped_call {
     const struct grouped *w;

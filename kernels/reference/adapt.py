@@ -11,6 +11,8 @@ def adapt(x: Tensor, y: Tensor, rows: AdapterRows, stack: AdapterStack) -> Tenso
     """y, in its memory, with scale * B(A x) added to each row that has an adapter; in f32, and
     rounded once. x: [T, K], what the product took; y: [T, N], what it gave."""
     for slot, first, count in rows.blocks.tolist():
+        if not count:
+            break
         at = rows.rows[first:first + count].long()
         taken, start = x.index_select(0, at).float(), 0
         for module, width in enumerate(stack.widths):

@@ -32,6 +32,8 @@ def _to_rank(x: tl.tensor, apart: tl.tensor, numbers: tl.tensor, blocks: tl.tens
              scales: tl.tensor, low: tl.tensor, ins: tl.tensor, rank: tl.tensor,
              MODULES: tl.constexpr, WIDE: tl.constexpr, RANKS: tl.constexpr,
              COLUMNS: tl.constexpr) -> None:
+    if tl.load(blocks + tl.program_id(0) * 3 + 2) == 0:
+        return
     slot, place, live, row = _rows_of(numbers, blocks)
     parts = tl.cdiv(rank, RANKS)
     module = tl.program_id(1) // parts
@@ -55,6 +57,8 @@ def _to_rank(x: tl.tensor, apart: tl.tensor, numbers: tl.tensor, blocks: tl.tens
 def _from_rank(y: tl.tensor, apart: tl.tensor, numbers: tl.tensor, blocks: tl.tensor,
                b: tl.tensor, ends: tl.tensor, low: tl.tensor, outs: tl.tensor, rank: tl.tensor,
                MODULES: tl.constexpr, RANKS: tl.constexpr, OUTS: tl.constexpr) -> None:
+    if tl.load(blocks + tl.program_id(0) * 3 + 2) == 0:
+        return
     slot, place, live, row = _rows_of(numbers, blocks)
     module = tl.program_id(1)
     start = tl.load(ends + module - 1, mask=module > 0, other=0)

@@ -32,7 +32,7 @@ TEXTS = ("demo", "smollm2")
 """Those that files without the `models` mark are tried with."""
 CLIENT_OF = {"embeddings": "cohere", "langchain": "langchain_openai", "openai_agents": "agents",
              "quantisers": "torchao", "llama_server": "llamacpp_client", **{name: name for name in (
-    "anthropic", "guidellm", "instructor", "litellm", "lm_eval", "mteb", "ollama", "openai",
+    "anthropic", "guidellm", "instructor", "litellm", "lm_eval", "mteb", "ollama", "openai", "peft",
     "pydantic_ai", "schemathesis")}}
 """A file's name and the module that it needs."""
 DEMO = HERE.parents[1] / "tools" / "demo" / "demo_model"

@@ -15,6 +15,7 @@ VLLM=0.32.0
 SGLANG=0.5.9
 SGLANG_PARSERS=0.5.23
 DYNAMO=1.6.1
+PEFT="peft==0.21.2 accelerate==1.15.0"  # they name torch, which the engine's environment has
 LLAMACPP=0.3.36  # of llama-cpp-python, whose source package holds llama.cpp's
 
 # Nothing is done twice: STAMP of what it depends on.
@@ -70,6 +71,18 @@ quantisers() {
     printf '%s\n' "$(sites "$venv")" "$here" > "$(sites "$folder")/zz_engine.pth"
     "$folder/bin/python" -m pip --disable-pip-version-check install --quiet --no-deps \
         -r "$own/quantisers.txt"
+    echo "$want" > "$folder/.ready"
+}
+
+# PEFT, which makes adapters, with the engine's torch and transformers.
+peft() {
+    local folder=$build/peft want="$PEFT"
+    if fresh "$folder/.ready" "$want"; then return; fi
+    rm -rf "$folder"
+    "$venv/bin/python" -m venv "$folder"
+    printf '%s\n' "$(sites "$venv")" "$here" > "$(sites "$folder")/zz_engine.pth"
+    # shellcheck disable=SC2086
+    "$folder/bin/python" -m pip --disable-pip-version-check install --quiet --no-deps $PEFT
     echo "$want" > "$folder/.ready"
 }
 
@@ -202,7 +215,7 @@ if [ "${1:-}" = --one ]; then
     "$2"
     exit
 fi
-[ $# -gt 0 ] || set -- clients model agents quantisers node terminal vllm sglang parsers llamacpp \
+[ $# -gt 0 ] || set -- clients model agents quantisers peft node terminal vllm sglang parsers llamacpp \
     dynamo prometheus
 for one in "$@"; do
     if ! "$BASH" "$0" --one "$one"; then  # a shell of its own: `set -e` does not hold in conditions

@@ -17,6 +17,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from helpers_adapter_files import adapter_tensors, write_adapter
 from helpers_cli import NULL, Cli, alive, cli, eventually
 from helpers_configs import SMALL
 from helpers_runtime import Peer
@@ -232,6 +233,25 @@ def test_nothing_is_lost_with_a_whole_engine(cli: Cli, tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(60 * slowness()) == 0
     assert cli.entries() == ["s.a"], "what an engine leaves that nobody wanted any more"
+
+
+def test_each_model_has_adapters_of_its_own(cli: Cli, tmp_path: Path) -> None:
+    write_model(tmp_path, "a")
+    adapter = write_adapter(tmp_path / "lora", adapter_tensors())
+    (tmp_path / "models.toml").write_text(
+        f'[a]\nmodel = "a"\nenable_lora = true\nlora_modules = ["own={adapter}"]\n'
+        '[b]\nmodel = "a"\n')
+    with server(cli, tmp_path, "--models", str(tmp_path / "models.toml"), "--port", "0") as (
+            _, run_dir):
+        asked = [Asking(port_of(run_dir), model=model, seed=1, max_tokens=8, **more)
+                 for model, more in (("a", {}), ("a", {"lora_path": "own"}), ("b", {}))]
+        base, adapted, other = (own.answer() for own in asked)
+        assert base == other != adapted, "the null worker's depend on the adapter alone"
+        for model, lora, why in (("a", "other", "'other' is not served"),
+                                 ("b", "own", "--enable-lora")):
+            wrong = Asking(port_of(run_dir), model=model, lora_path=lora)
+            wrong.join(60 * slowness())
+            assert why in wrong.error and not wrong.tokens, wrong.error
 
 
 @pytest.mark.slow

@@ -72,6 +72,10 @@ def check(ops: TorchOps, size: tuple[int, int, list[int]], dtype: torch.dtype, w
     assert not (found[2] == y[2]).all()
     torch.testing.assert_close(found, want, rtol=2**-7 if y.dtype is torch.bfloat16 else 1e-4,
                                atol=1e-4)
+    exact = rows_of(SLOTS)
+    fixed = AdapterRows(torch.cat((exact.rows, exact.rows)),
+                        torch.cat((exact.blocks, torch.zeros((3, 3), dtype=torch.int32))))
+    assert torch.equal(ops.adapt(x, y.clone(), fixed, stack), found), "tables of fixed size"
     for row in alone:
         own = rows_of(SLOTS[row:row + 1])
         assert torch.equal(ops.adapt(x[row:row + 1], y[row:row + 1].clone(), own, stack)[0],

@@ -39,6 +39,8 @@ TOKENS = (5, 60)
 CLIENTS = 3
 SETTLE = 100
 """Cycles after which memory counts as settled."""
+CYCLES_AN_ANSWER = 20
+"""Most cycles for each answer that has come: else they could all be over before the streams are."""
 LONG = 60.0
 """Seconds that an order may take, deaths included."""
 
@@ -75,6 +77,12 @@ class AdapterTraffic:
                        for digest in self._contents(name)):
                 self.wrong.append(f"{name or 'the model'}: tokens of none of its contents")
 
+    async def answered(self, count: int) -> None:
+        """Waits until so many answers with adapters have come."""
+        until = monotonic() + LONG
+        while self.counts["adapted"] < count and monotonic() < until:
+            await asyncio.sleep(0.01)
+
     def _contents(self, name: str) -> list[bytes]:
         return [self._digests[name, i] for i in range(CONTENTS)] if name else [b""]
 
@@ -109,6 +117,7 @@ async def _cycles(made: Rig, base: Path, traffic: AdapterTraffic, count: int,
     due = {count * (i + 1) // (len(kills) + 1): role for i, role in enumerate(kills)}
     async with AsyncClient(made.engine.name, str(made.base)) as client:
         for cycle in range(count):
+            await traffic.answered(cycle // CYCLES_AN_ANSWER)
             name = (*REPLACED, GOING)[cycle % 4]
             path = base / f"{name}{cycle // 4 % CONTENTS}"
             if (role := due.get(cycle)) is not None:

@@ -30,6 +30,7 @@ from helpers_pairs import pairs
 from helpers_speculation import RUBBISH, Guess, make_runner
 from helpers_worker import CPU, Output, Ring
 
+from actorium.actors.config.adapter_settings import AdapterConfig
 from actorium.actors.config.tree import (
     Config,
     DeviceConfig,
@@ -280,15 +281,20 @@ def test_default_sizes_pad_little() -> None:
 
 def test_graphs_of_a_configuration() -> None:
     def shapes_of(drafts: int, why: str = "", speculative: str = "auto",
-                  **device: Any) -> list[tuple[int, int]]:
+                  lora: bool = False, **device: Any) -> list[tuple[int, ...]]:
         config = validate(Config(
             scheduler=SchedulerConfig(max_num_seqs=4), device=DeviceConfig(**device),
+            adapters=AdapterConfig(enable_lora=lora),
             speculation=SpeculationConfig(speculative=speculative)))
-        return list(graph_shapes(config, drafts, why))
+        found = graph_shapes(config, drafts, why)
+        assert lora or not any(shape.adapted for shape in found)
+        return [shape if lora else shape[:2] for shape in found]
 
     assert shapes_of(0) == [(4, 1), (2, 1), (1, 1)]
     assert shapes_of(1) == [(4, 2), (4, 1), (2, 2), (2, 1), (1, 2), (1, 1)]
     assert shapes_of(2, speculative="mtp:2,fixed", graph_batch_sizes="3, 9,1") == [(3, 3), (1, 3)]
+    assert shapes_of(0, lora=True, graph_batch_sizes="4,2") == [
+        (4, 1, True), (4, 1, False), (2, 1, True), (2, 1, False)]
     assert shapes_of(0, enforce_eager=True) == shapes_of(0, "for a reason") == []
     assert graph_shapes(Config(device=DeviceConfig(graph_batch_sizes="300")), 0) == []
 
