@@ -49,6 +49,12 @@ class Part(NamedTuple):
     """Name of the checkpoint's module that the rows are of."""
     rows: Tensor | None = None
     """i64[N]: which of that module's rows each is; None: all of them in their order."""
+    shared: bool = False
+    """See `LazyTensor`."""
+
+    def kept(self) -> Part:
+        """The same, to be kept."""
+        return self._replace(weight=self.weight.clone(), shared=False) if self.shared else self
 
     @property
     def kind(self) -> tuple[torch.dtype, int, RowFormat | None, bytes]:
@@ -151,9 +157,13 @@ class LayerWeights:
     def part(self, bias: bool, name: str) -> Part:
         """A projection."""
         found = self.tensors[f"{self.prefix}{name}.weight"]
-        return Part(self.pop(f"{name}.weight"), self.pop(f"{name}.bias") if bias else None,
+        shared = isinstance(found, LazyTensor) and found.shared
+        weight = found.read() if isinstance(found, LazyTensor) else found
+        del self.tensors[f"{self.prefix}{name}.weight"]
+        return Part(weight, self.pop(f"{name}.bias") if bias else None,
                     self.optional(f"{name}{INPUT_ORDER}"),
-                    isinstance(found, LazyTensor) and found.mapped, f"{self.prefix}{name}")
+                    isinstance(found, LazyTensor) and found.mapped, f"{self.prefix}{name}",
+                    shared=shared)
 
     def linear(self, bias: bool, *names: str) -> Linear:
         """Projections of the same input as one product."""
@@ -173,7 +183,7 @@ class LayerWeights:
         group = self.group
         if group.place.size == group.leaves == self.beside == 1:
             return self.linear(bias, name)
-        part = self.part(bias, name)
+        part = self.part(bias, name).kept()
         if group.place.rank and part.bias is not None:
             part = part._replace(bias=torch.zeros_like(part.bias))  # rank 0 adds it
         if self.beside > 1:
@@ -185,7 +195,7 @@ class LayerWeights:
 
     def joined(self, name: str) -> Linear:
         """The same where every rank has the whole of the input, of which it takes its part."""
-        part, group = self.part(False, name), self.group
+        part, group = self.part(False, name).kept(), self.group
         own = self._in_leaves(part)
         return own if group.place.size == 1 else SummedLinear(own, group, part.weight.shape[1])
 
@@ -196,12 +206,17 @@ class LayerWeights:
 
     def product(self, parts: Sequence[Part]) -> Linear:
         """One product with these rows; those in different formats side by side."""
-        own = [_ordered(self.ops.linear(part.weight, part.bias), part) for part in stacked(parts)]
+        own = [_ordered(self._linear(part), part) for part in stacked(parts)]
         if all(isinstance(each, TileLinear) for each in own):
             _let_go(parts)
         made = own[0] if len(own) == 1 else ConcatLinear(own)
         self.made.append(NamedProduct(made, _modules(parts)))
         return made
+
+    def _linear(self, part: Part) -> Linear:
+        made = self.ops.linear(part.weight, part.bias)
+        keeps = part.shared and not isinstance(made, TileLinear)
+        return self.ops.linear(part.kept().weight, part.bias) if keeps else made
 
     def gated(self, bias: bool, activation: str, *names: str) -> Gated:
         """Gate and up of an MLP."""
@@ -220,7 +235,7 @@ class LayerWeights:
             32 * max(self.beside, self.group.leaves))
         if len(parts) > 1 or parts[0].order is not None or uneven:
             return self.ops.gated_by(self.product(parts), activation)
-        own = self.ops.gated(parts[0].weight, parts[0].bias, activation)
+        own = self.ops.gated(parts[0].kept().weight, parts[0].bias, activation)
         if isinstance(own, TileGated):
             _let_go(read)
         self.made.append(NamedProduct(own, _modules(read), activation))
@@ -235,7 +250,7 @@ class LayerWeights:
         if self.dtype(name) is not ROWS:
             if not is_head:
                 return self.pop(f"{name}.weight"), None
-            embed = self.part(False, name)
+            embed = self.part(False, name).kept()
             head = self.product([embed])
             return head if isinstance(head, TileLinear) else embed.weight, head
         looked_up = self.linear(False, name)

@@ -44,6 +44,8 @@ class LazyTensor(NamedTuple):
     own: see `drop_pages`."""
     cut: Callable[[TensorSlice], LazyTensor | None] | None = None
     """Reads one rank's part alone; gives None where the file has that in no piece of its own."""
+    shared: bool = False
+    """What `read` gives is pages of a file that may be written anew: who keeps it copies it."""
 
 
 WeightTensors = dict[str, Tensor | LazyTensor]
@@ -51,8 +53,10 @@ WeightTensors = dict[str, Tensor | LazyTensor]
 
 
 def materialised(tensor: Tensor | LazyTensor) -> Tensor:
-    """The tensor itself."""
-    return tensor.read() if isinstance(tensor, LazyTensor) else tensor
+    """The tensor itself, to be kept."""
+    if not isinstance(tensor, LazyTensor):
+        return tensor
+    return tensor.read().clone() if tensor.shared else tensor.read()
 
 
 def held_rows(spec: TensorSpec, rows: LazyTensor, grouped: GroupedShape | None,

@@ -274,7 +274,8 @@ class TensorIntake:
                 apart = tensor.dim() != 2 and self.device.type == "cpu" and (
                     self.grouped is not None or self.fp8 is not None and self.fp8.keep)
                 if self.copies and tensor.dim() == 2 and self.device.type == "cpu":
-                    self.found[part] = LazyTensor(dtype, partial(tensor.to, dtype, copy=True))
+                    self.found[part] = LazyTensor(dtype, partial(tensor.to, dtype),
+                                                  shared=tensor.dtype is dtype)
                     continue
                 own = tensor.to(device=self.device, dtype=dtype, copy=apart or self.copies)
                 pages = (scales is None and own.dim() == 2 and self.device.type == "cpu"
