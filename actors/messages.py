@@ -808,6 +808,9 @@ class StepPlan(Message):
     them."""
     draft_method: str = ""
     """What makes them, of `Ready.draft_methods`."""
+    draft_cost: Annotated[float, Meta(ge=0)] = 0.0
+    """What one more draft for each sequence costs, as a share of a step without; 0 = not measured.
+    By it fewer drafts are made where they would not pay."""
     masks: list[RowMask] = []
     """For the sampled rows of sequences that are `masked`."""
     masks_follow: bool = False

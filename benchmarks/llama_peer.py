@@ -17,6 +17,7 @@ from typing import Any
 
 import llama_cpp as lib
 import numpy as np
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 PEER_BATCH, UBATCH = 2048, 512
 """Tokens of a call, and of a pass: llama.cpp's defaults."""
@@ -74,6 +75,7 @@ class LlamaPeer:
     def __init__(self) -> None:
         self._model: Any = None
         self._contexts: dict[int, PeerContext] = {}
+        self._chats: dict[tuple[Any, ...], Any] = {}
 
     def load(self, model: str, threads: int) -> str:
         """Loads a file in place of the last one, with a context for one sequence and one for 32."""
@@ -112,6 +114,22 @@ class LlamaPeer:
         return {"seconds": time.perf_counter() - began, "tokens": tokens}
 
 
+    def chat(self, model: str, messages: list[dict[str, str]], output: int, lookup: list[int],
+             threads: int) -> dict[str, Any]:
+        """Answers greedily; tokens, and seconds from the first piece to the last. lookup: drafts of
+        the prompt's own text, 0 = none, and how many tokens are looked for."""
+        if (model, *lookup) not in self._chats:
+            drafts = LlamaPromptLookupDecoding(lookup[1], lookup[0]) if lookup[0] else None
+            self._chats[model, *lookup] = lib.Llama(
+                model, n_ctx=CELLS[1], n_threads=threads, n_threads_batch=threads,
+                draft_model=drafts, logits_all=drafts is not None, verbose=False)
+        pieces = self._chats[model, *lookup].create_chat_completion(
+            messages, temperature=0, max_tokens=output, stream=True)
+        times = [time.perf_counter() for piece in pieces
+                 if piece["choices"][0]["delta"].get("content")]
+        return {"tokens": len(times), "seconds": times[-1] - times[0]}
+
+
 def main() -> None:
     answers = os.dup(1)
     os.dup2(2, 1)  # what libraries print is no answer
@@ -119,7 +137,8 @@ def main() -> None:
     lib.llama_backend_init()
     peer = LlamaPeer()
     tasks: dict[str, Callable[..., object]] = {
-        "quantise": quantise, "load": peer.load, "logits": peer.logits, "run": peer.run}
+        "quantise": quantise, "load": peer.load, "logits": peer.logits, "run": peer.run,
+        "chat": peer.chat}
     for line in sys.stdin:
         task = json.loads(line)
         try:

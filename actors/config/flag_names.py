@@ -70,6 +70,8 @@ SHORT: dict[str, str] = {
     "-ac": "attention-config", "-O": "optimization-level", "-ngl": "n-gpu-layers",
     "-fa": "flash-attn", "-cram": "cache-ram", "-b": "batch-size", "-ub": "ubatch-size",
     "-i": "input-file", "-o": "output-file",
+    "-md": "model-draft", "-ngld": "n-gpu-layers-draft", "-devd": "device-draft",
+    "-cd": "ctx-size-draft", "-lcs": "lookup-cache-static", "-lcd": "lookup-cache-dynamic",
 }
 """Flags with one dash -> the flag that they stand for."""
 

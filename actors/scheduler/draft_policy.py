@@ -36,6 +36,7 @@ Only steps without extends count.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import NamedTuple
 
 from actorium.actors.config.parsed_values import GRAMMAR
@@ -51,6 +52,8 @@ TRIAL = 6
 """Plans of a trial. The first one only makes the drafts that the second verifies."""
 TRIAL_EVERY = 200
 """Plans, at the least, between two measurements of one choice at one batch size."""
+LEAST_COST = 0.01
+"""Of another row of each sequence, as a share of a step without drafts: less is noise."""
 UNKNOWN = 1.0
 """Price of a trial's step where nothing is known: all of a step."""
 SINGLY = 4
@@ -139,6 +142,10 @@ class DraftPolicy:
         self._plans = self._decide_at = 0
         self._allowance = self._full = TRIAL * UNKNOWN * (len(self.choices) - 1)
         """Steps that trials may still cost: at first, each choice once."""
+        self.cost = 0.0
+        """What one more draft for each sequence costs of a step without any, at the last plan's
+        batch size; 0 where that is not measured, and in trials, which measure it."""
+        self._measured_cost = 0.0
         self._trial, self._plans_left = 0, 0
         """What is being tried, and for how many plans more."""
 
@@ -210,6 +217,7 @@ class DraftPolicy:
         if not self._plans_left and self._plans >= self._decide_at:
             self._decide_at = self._plans + TRIAL
             self._decide(current, at)
+        self.cost = 0.0 if self._plans_left else self._measured_cost
         if self._plans_left:
             self._plans_left -= 1
             return self._trial
@@ -228,6 +236,7 @@ class DraftPolicy:
         return [self._times[other] for _, other in others]
 
     def _decide(self, current: DraftStepTimes, at: int) -> None:
+        self._measured_cost = self._row_cost(self.times(at))
         tokens, times = self._expected(self.times(at))
         winner = best(tokens[:self._made], times[:self._made], current.present)
         if winner != current.present:
@@ -242,6 +251,15 @@ class DraftPolicy:
                     current.measured[choice] = self._plans
                     self.trials += 1
                     return
+
+    def _row_cost(self, times: Sequence[float | None]) -> float:
+        plain = times[0]
+        if not plain:
+            return 0.0
+        costs = [(time / plain - 1) / choice.drafts
+                 for time, choice in zip(times, self.choices, strict=True)
+                 if time and choice.drafts]
+        return max(median(costs), LEAST_COST) if costs else 0.0
 
     def _expected(self, times: list[float | None]) -> tuple[list[float], list[float | None]]:
         """Returns E and t of each choice. Where a method finds no drafts in some steps, those are

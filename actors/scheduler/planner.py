@@ -176,6 +176,7 @@ class Planner:
             page_appends=b"".join(draft.appends), extend=column, decode=rows.slots_column,
             checkpoints=_column(draft.checkpoints), drafts=record.drafts,
             draft_method=record.method,
+            draft_cost=self.drafting.cost if self.drafting and record.drafts else 0.0,
             encode=allowance.encode if allowance else [],
             encode_us=allowance.encode_us if allowance else 0,
             store=store, load=load, forced=[

@@ -80,6 +80,8 @@ class InputBatch:
     """i64[extend tokens], device: the token after each extend row's; 0 after the last of an extend
     that ends. None without extends, and where nothing is ever drafted."""
 
+    draft_cost: float = 0.0
+    """`StepPlan.draft_cost`"""
     masked: I32 = field(default_factory=lambda: _NONE)
     """Host: slots whose new drafts the scheduler must know."""
     adapted: AdapterRows | None = None
@@ -145,7 +147,7 @@ def prepare_batch(tables: SlotTables, plan: StepPlan, up: Upload) -> InputBatch:
         step = _mixed(tables, plan, decode, drafts + 1, bound)
     else:
         step = decode_batch(tables, decode, drafts + 1, bound)
-    step.drafted = drafted
+    step.drafted, step.draft_cost = drafted, plan.draft_cost
     if speculates:
         _lengthen(tables, step, plan.drafts)
     else:

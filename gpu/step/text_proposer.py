@@ -17,11 +17,11 @@ from actorium.gpu.step.speculation import Proposer
 from actorium.gpu.step.staging import Array, HostArrays
 from actorium.gpu.step.tables import I32, SlotTables
 from actorium.kernels.cpu.text_drafts_cpu import text_drafts
-from actorium.kernels.reference.text_drafts import TextGuesses, TextRules
+from actorium.kernels.reference.text_drafts import TextGuesses, TextRules, best_window
 
-CHANCE = 0.35
-"""With which a draft, and all before it, must be right to be made: about what verifying one more
-row costs of a step, with what comes with it."""
+ROW_COST, MOST_COST = 0.08, 0.8
+"""Of a step without drafts: what one more row for each sequence costs, times the sequences, until
+it is measured; and what it costs where arithmetic is all that counts."""
 SUFFIX_SHORTEST = 2
 """Tokens of a match: those of one alone are right too rarely."""
 
@@ -32,10 +32,11 @@ class TextProposer:
     pool: KVPagePool | None = None
     captured = False
 
-    def __init__(self, tables: SlotTables, rules: TextRules) -> None:
+    def __init__(self, tables: SlotTables, rules: TextRules, fixed: bool) -> None:
+        """fixed: as many drafts as are planned, wherever the text gives so many."""
         assert tables.history is not None
         self._tables, self._rules, self._history = tables, rules, tables.history
-        self._guesses = TextGuesses(tables.slots, rules.most)
+        self._fixed, self._guesses = fixed, TextGuesses(tables.slots, rules.most)
         self._serials = np.full(tables.slots, -1)
         """Of the sequences that the guesses are of."""
 
@@ -57,8 +58,12 @@ class TextProposer:
         serials = t.drafts.serials(slots)
         self._guesses.forget(slots[serials != self._serials[slots]])
         self._serials[slots] = serials
-        text_drafts(self._history, t.seq_len, slots, t.drafts.tokens, t.drafts.made, drafts,
-                    self._guesses, self._rules)
+        chances = text_drafts(self._history, t.seq_len, slots, self._guesses, self._rules)
+        if not self._fixed:
+            cost = step.draft_cost or min(ROW_COST * len(slots), MOST_COST)
+            drafts = best_window(chances[:, :drafts], cost)
+        t.drafts.made[slots] = np.minimum(self._guesses.count[slots], drafts)
+        t.drafts.tokens[slots, :drafts] = self._guesses.tokens[slots, :drafts]
 
     def release(self, slots: I32) -> None:
         """Guesses are told apart by their sequences."""
@@ -69,15 +74,14 @@ def text_proposers(config: SpeculationConfig, tables: SlotTables) -> dict[str, P
     asked = parse_speculative(config.speculative)
     if tables.history is None or not isinstance(tables.arrays, HostArrays):
         return {}
-    return {method: TextProposer(tables, rules_of(config, method, most, asked.fixed))
+    return {method: TextProposer(tables, rules_of(config, method, most), asked.fixed)
             for method, most in asked.methods.items() if method in TEXT_METHODS}
 
 
-def rules_of(config: SpeculationConfig, method: str, most: int, fixed: bool) -> TextRules:
-    """How a method makes drafts; fixed: `most` wherever there is a match."""
-    chance = 0.0 if fixed else CHANCE
+def rules_of(config: SpeculationConfig, method: str, most: int) -> TextRules:
+    """How a method guesses."""
     if method == "ngram":
-        return TextRules(config.prompt_lookup_min, config.prompt_lookup_max, most, chance=chance)
+        return TextRules(config.prompt_lookup_min, config.prompt_lookup_max, most)
     return TextRules(SUFFIX_SHORTEST, config.suffix_decoding_max_tree_depth, most, True,
                      config.suffix_decoding_max_spec_factor,
-                     config.suffix_decoding_min_token_prob, chance)
+                     config.suffix_decoding_min_token_prob)

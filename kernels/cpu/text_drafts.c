@@ -5,7 +5,7 @@ enum { BINS = 16, PLACES = 32 };
 
 typedef struct {
     int32_t shortest, longest, most, votes;
-    double per_match, share, chance;
+    double per_match, share;
 } Rules;
 
 typedef struct {
@@ -22,13 +22,18 @@ static void learn(int32_t *hits, int32_t *tests, int hit, int32_t limit) {
     }
 }
 
+/* Of chances, by how long the match is that a token follows on. */
+static int bin_of(const Rules *r, int length) {
+    length = length < r->longest ? length : r->longest;
+    return (length < BINS ? length : BINS) - 1;
+}
+
 /* Compares a slot's guesses with what came. */
 static void settle(const Rules *r, const Guesses *g, int64_t slots, int64_t slot,
                    const int32_t *text, int32_t len) {
     const int32_t *guess = g->tokens + slot * r->most, at = g->at[slot];
     for (int i = 0; i < g->count[slot] && at + i < len; i++) {
-        int bin = g->matched[slot] + i;
-        bin = (bin < BINS ? bin : BINS) - 1;
+        const int bin = bin_of(r, g->matched[slot] + i);
         const int hit = text[at + i] == guess[i];
         learn(g->hits + slot * BINS + bin, g->tests + slot * BINS + bin, hit, 32);
         learn(g->hits + slots * BINS + bin, g->tests + slots * BINS + bin, hit, 1024);
@@ -60,7 +65,7 @@ INLINE uint32_t ends_at(const int32_t *text, int32_t len, int32_t begin, int cou
 /* Where the text's last tokens occurred before, the latest first: `places` of the token behind each
  * longest match, of which there are *found. Returns how long they are, 0 if shorter than allowed. */
 static int32_t matches(const Rules *r, const int32_t *text, int32_t len, int32_t *places,
-                       int *found) {
+                       int32_t *found) {
     const int pairs = r->shortest > 1, limit = r->votes ? PLACES : 1;
     int32_t best = 0;
     *found = 0;
@@ -112,14 +117,13 @@ static int follow(const Rules *r, const int32_t *text, int32_t len, int32_t matc
     return n;
 }
 
-/* text: i32[slots, width]; lens: i32[slots]; rows: i32[n], slots; drafts: i64[slots, stride]; made:
- * i32[slots]; the rest: fields of TextRules and TextGuesses. */
+/* text: i32[slots, width]; lens: i32[slots]; rows: i32[n], slots; chances: f64[n, most]; the rest:
+ * fields of TextGuesses and TextRules. */
 void text_drafts(const int32_t *text, int64_t width, int64_t slots, const int32_t *lens,
-                 const int32_t *rows, int64_t n, int64_t *drafts, int64_t stride, int32_t *made,
-                 int32_t wanted, int32_t *matched, int32_t *at, int32_t *count, int32_t *tokens,
-                 int32_t *hits, int32_t *tests, int shortest, int longest, int most, int votes,
-                 double per_match, double share, double chance, int threads) {
-    const Rules r = {shortest, longest, most, votes, per_match, share, chance};
+                 const int32_t *rows, int64_t n, double *chances, int32_t *matched, int32_t *at,
+                 int32_t *count, int32_t *tokens, int32_t *hits, int32_t *tests, int shortest,
+                 int longest, int most, int votes, double per_match, double share, int threads) {
+    const Rules r = {shortest, longest, most, votes, per_match, share};
     const Guesses g = {matched, at, count, tokens, hits, tests};
     for (int64_t i = 0; i < n; i++)
         settle(&r, &g, slots, rows[i], text + rows[i] * width, lens[rows[i]]);
@@ -127,20 +131,16 @@ void text_drafts(const int32_t *text, int64_t width, int64_t slots, const int32_
     for (int64_t i = 0; i < n; i++) {
         const int64_t slot = rows[i];
         const int32_t *own = text + slot * width, len = lens[slot];
-        int32_t places[PLACES], *guess = tokens + slot * most;
-        int found, k = 0;
-        made[slot] = 0;
+        int32_t places[PLACES], found;
         const int32_t m = matches(&r, own, len, places, &found);
-        if (!m) continue;
-        at[slot] = len, matched[slot] = m;
-        count[slot] = follow(&r, own, len, m, places, found, guess);
-        double right = 1;
-        for (; k < count[slot] && k < wanted; k++) {
-            const int bin = m + k;
-            right *= chance_of(&g, slots, slot, (bin < BINS ? bin : BINS) - 1);
-            if (right < chance) break;
-            drafts[slot * stride + k] = guess[k];
+        if (m) {
+            at[slot] = len, matched[slot] = m;
+            count[slot] = follow(&r, own, len, m, places, found, tokens + slot * most);
         }
-        made[slot] = k;
+        double right = 1;
+        for (int k = 0; k < most; k++) {
+            right = k < count[slot] ? right * chance_of(&g, slots, slot, bin_of(&r, m + k)) : 0;
+            chances[i * most + k] = right;
+        }
     }
 }

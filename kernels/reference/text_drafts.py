@@ -7,8 +7,8 @@ text goes on in itself, as that of a loop does.
 
 Whether a guess is worth verifying is learnt at no cost: each one is compared with the tokens that
 came, whether it was verified or not. So there is a measured chance, by the length of the match,
-that the token behind a match is right, of each sequence and of all together; and a guess becomes
-drafts only as far as all of them are right with the chance that is asked for.
+that the token behind a match is right, of each sequence and of all together. With it goes what is
+verified: as many drafts as bring the most tokens per time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 I32 = NDArray[np.int32]
-I64 = NDArray[np.int64]
+F64 = NDArray[np.float64]
 
 BINS = 16
 """Lengths of matches that chances are told apart by; longer ones are in the last bin."""
@@ -38,7 +38,7 @@ class TextRules(NamedTuple):
     shortest: int
     """Tokens that a match has at least."""
     longest: int
-    """Tokens of a match that are compared at most."""
+    """Tokens of a match that are compared at most; longer ones are as good as those."""
     most: int
     """Tokens of a guess at most."""
     votes: bool = False
@@ -47,8 +47,10 @@ class TextRules(NamedTuple):
     """Tokens of a guess for each of the match, at most."""
     share: float = 0.0
     """Share of the longest matches that must still agree with the guess."""
-    chance: float = 0.0
-    """With which all drafts up to one must be right for that one to be made."""
+
+    def bin_of(self, length: int) -> int:
+        """The bin of a token that follows on a match of this length."""
+        return min(length, self.longest, BINS) - 1
 
 
 class TextGuesses:
@@ -73,41 +75,53 @@ class TextGuesses:
         return sum(own.nbytes for own in (self.matched, self.at, self.count, self.tokens,
                                           self.hits, self.tests))
 
-    def forget(self, slots: I64 | I32) -> None:
+    def forget(self, slots: I32) -> None:
         """New sequences are in these slots."""
         self.count[slots] = self.hits[slots] = self.tests[slots] = 0
 
 
-def text_drafts(text: I32, lens: I32, rows: I32, drafts: I64, made: I32, wanted: int,
-                guesses: TextGuesses, rules: TextRules) -> None:
-    """Makes drafts of what follows on each sequence's text.
+def text_drafts(text: I32, lens: I32, rows: I32, guesses: TextGuesses, rules: TextRules) -> F64:
+    """Guesses what follows on each sequence's text, and compares the last guess with it first.
 
-    text: i32[slots, L]; lens: i32[slots], tokens of each; rows: i32[n], slots to draft for. Written
-    for them: drafts, i64[slots, K], and made, i32[slots], how many there are, `wanted` at most.
+    text: i32[slots, L]; lens: i32[slots], tokens of each; rows: i32[n], the slots to guess for.
+    Returns f64[n, rules.most]: the chance that all tokens up to one are right; 0 where there is
+    none. The tokens are in `guesses`.
     """
     for slot in rows.tolist():
-        _settle(guesses, slot, text[slot, :lens[slot]].tolist())
-    for slot in rows.tolist():
+        _settle(guesses, slot, text[slot, :lens[slot]].tolist(), rules)
+    chances = np.zeros((len(rows), rules.most))
+    for row, slot in enumerate(rows.tolist()):
         own = text[slot, :lens[slot]]
-        made[slot], (length, places) = 0, _matches(own, rules)
+        length, places = _matches(own, rules)
         if not length:
             continue
         guess = _follow(own.tolist(), length, places, rules)
         guesses.at[slot], guesses.matched[slot] = len(own), length
         guesses.count[slot], guesses.tokens[slot, :len(guess)] = len(guess), guess
         right = 1.0
-        for i, token in enumerate(guess[:wanted]):
-            right *= _chance(guesses, slot, min(length + i, BINS) - 1)
-            if right < rules.chance:
-                break
-            drafts[slot, i] = token
-            made[slot] = i + 1
+        for i in range(len(guess)):
+            right *= _chance(guesses, slot, rules.bin_of(length + i))
+            chances[row, i] = right
+    return chances
 
 
-def _settle(guesses: TextGuesses, slot: int, text: list[int]) -> None:
+def best_window(chances: F64, cost: float) -> int:
+    """Returns how many drafts of each sequence bring the most tokens per time: the window is one
+    for all.
+
+    chances: as of `text_drafts`, f64[n, K]; cost: of one more row for each sequence, as a share of
+    a step without drafts.
+    """
+    tokens = 1 + chances.mean(axis=0).cumsum()
+    rates = tokens / (1 + cost * np.arange(1, len(tokens) + 1))
+    best = int(rates.argmax())
+    return best + 1 if rates[best] > 1 else 0
+
+
+def _settle(guesses: TextGuesses, slot: int, text: list[int], rules: TextRules) -> None:
     at = int(guesses.at[slot])
     for i in range(min(int(guesses.count[slot]), len(text) - at)):
-        bin_ = min(int(guesses.matched[slot]) + i, BINS) - 1
+        bin_ = rules.bin_of(int(guesses.matched[slot]) + i)
         hit = text[at + i] == guesses.tokens[slot, i]
         for row, memory in ((slot, OWN_MEMORY), (len(guesses.hits) - 1, ALL_MEMORY)):
             guesses.tests[row, bin_] += 1

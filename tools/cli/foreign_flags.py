@@ -128,12 +128,14 @@ ACCEPTED = (
           "tokenizer-batch-encode dynamic-batch-tokenizer tokenizer-batch-decode",
           "tokenizer-worker-num detokenizer-worker-num renderer-num-workers tokenizer-pool-size "
           "tokenizer-backend"),
-    Group("drafts are made by the model's own MTP layer, as the model is run",
+    Group("what makes drafts is run as the model is",
           "multi-layer-eagle",
           "speculative-draft-attention-backend speculative-draft-model-quantization "
           "speculative-draft-load-format speculative-draft-kv-cache-dtype "
           "speculative-draft-model-revision speculative-draft-tensor-parallel-size "
-          "speculative-moe-a2a-backend speculative-disable-by-batch-size"),
+          "speculative-moe-a2a-backend speculative-disable-by-batch-size gpu-layers-draft "
+          "n-gpu-layers-draft device-draft ctx-size-draft threads-draft cache-type-k-draft "
+          "cache-type-v-draft"),
     Group("a draft counts where it equals the model's own sample",
           "speculative-use-rejection-sampling",
           "speculative-accept-threshold-single speculative-accept-threshold-acc"),
@@ -153,6 +155,8 @@ a limit) stands in `REFUSED`."""
 WHITESPACE = "the grammar of a JSON schema decides about white space"
 
 REFUSED = (
+    Group("drafts are made of each sequence's own text, not of files",
+          valued="lookup-cache-static lookup-cache-dynamic"),
     Group("an engine is one group of ranks (--tp) on one machine", unless="1",
           valued="pipeline-parallel-size pp-size "
           "data-parallel-size-local decode-context-parallel-size "

@@ -95,6 +95,15 @@ def keys_of(words: Iterable[ForeignWord]) -> Iterator[tuple[str, Any, str]]:
             yield key, value, word.origin if word.key else f"{word.origin} {key}"
 
 
+def same_model(wanted: str, origin: str) -> Callable[[Config], None]:
+    """Checks that a model that is named again is the served one."""
+    def check(config: Config) -> None:
+        if wanted != config.model.model:
+            raise BadConfig(f"{origin}: must be the model itself ({config.model.model!r}), "
+                            f"got {wanted!r}", "model")
+    return check
+
+
 def number_of(word: ForeignWord) -> int:
     """Its last value, at least 1. Raises `BadConfig`."""
     try:

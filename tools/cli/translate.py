@@ -11,13 +11,13 @@ from typing import Any
 
 from actorium.actors.config import sources as settings
 from actorium.actors.config.flag_names import switch_forms
-from actorium.actors.config.parsed_values import DRAFTS, MAX_DRAFTS
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.models import model_dir as models
 from actorium.actors.params import MAX_LOGPROBS
 from actorium.tools.cli import foreign_flags
 from actorium.tools.cli.foreign_flags import Group
+from actorium.tools.cli.foreign_speculation import SPECULATION
 from actorium.tools.cli.foreign_words import (
     LIST,
     SWITCH,
@@ -29,6 +29,7 @@ from actorium.tools.cli.foreign_words import (
     graphs,
     keys_of,
     number_of,
+    same_model,
     tiers,
 )
 
@@ -91,92 +92,6 @@ def _accept(words: list[ForeignWord], result: Translation) -> None:
     for reason, origins in by_reason.items():
         verb = "changes" if len(origins) == 1 else "change"
         result.notes.append(f"{', '.join(origins)} {verb} nothing here: {reason}")
-
-
-# --- speculative decoding ------------------------------------------------------------------------
-
-_SPECULATION = {
-    "speculative-algorithm": "method", "speculative-algo": "method", "spec-method": "method",
-    "num-speculative-tokens": "num_speculative_tokens", "spec-tokens": "num_speculative_tokens",
-    "speculative-num-steps": "num_speculative_tokens", "speculative-eagle-topk": "topk",
-    "speculative-num-draft-tokens": "draft_tokens", "speculative-draft-model-path": "model",
-    "speculative-draft-model": "model", "speculative-model": "model", "spec-model": "model",
-}
-"""Flag -> key of vLLM's speculative_config, or one of our own for SGLang's."""
-_SAMPLED = ("a draft counts when it equals the model's own sample: the tokens are those without "
-            "drafts")
-_NO_EFFECT = {
-    "rejection_sample_method": _SAMPLED, "draft_sample_method": _SAMPLED,
-    **dict.fromkeys((
-        "draft_tensor_parallel_size", "tensor_parallel_size", "quantization", "moe_backend",
-        "attention_backend", "kv_cache_dtype", "max_model_len", "enforce_eager", "revision",
-        "disable_padded_drafter_batch", "disable_by_batch_size", "disable_logprobs",
-        "use_local_argmax_reduction", "parallel_drafting"),
-        "drafts are made by the model's own MTP layer, as the model is run")}
-
-
-def _speculation(words: list[ForeignWord], result: Translation) -> None:
-    """Translates to `speculative`: off, or mtp:K."""
-    given: dict[str, tuple[Any, str]] = {}
-    for word in words:
-        if word.name in _SPECULATION:
-            given[_SPECULATION[word.name]] = (word.values[-1], word.origin)
-        else:
-            given |= {key: (value, origin) for key, value, origin in keys_of([word])}
-    _check_keys(given, result)
-    origin = words[-1].origin
-    method = str(given["method"][0] or "none").lower() if "method" in given else "mtp"
-    if method == "none":
-        result.set("speculative", "off", origin)
-        return
-    if not (method in ("mtp", "nextn", "eagle") or method.endswith("_mtp")):
-        raise BadConfig(f"{given['method'][1]}: drafts are made by a checkpoint's own MTP layer "
-                        f"(mtp), got {method!r}", "speculative")
-    if given.get("model", (None,))[0]:
-        result.checks.append(_same_model(*given["model"]))
-    result.set("speculative", f"mtp:{_drafts(given)}", origin)
-
-
-def _check_keys(given: dict[str, tuple[Any, str]], result: Translation) -> None:
-    used = {"method", "num_speculative_tokens", "topk", "draft_tokens", "model"}
-    for key, (value, origin) in given.items():
-        if key in _NO_EFFECT:
-            if value == "synthetic":
-                raise BadConfig(f"{origin}: use --force-acceptance for made-up acceptance, "
-                                f"got {value!r}", "speculative")
-            result.notes.append(f"{origin} changes nothing here: {_NO_EFFECT[key]}")
-        elif key not in used:
-            hint = settings.suggestion(key, used | set(_NO_EFFECT))
-            raise BadConfig(f"{origin}: no such key{hint}", "speculative")
-    if str(given.get("topk", ("1",))[0]) != "1":
-        result.notes.append(f"{given['topk'][1]} is taken as 1: drafts are a chain, not a tree")
-
-
-def _drafts(given: dict[str, tuple[Any, str]]) -> int:
-    """SGLang's draft tokens count the token that they follow."""
-    key, more = "num_speculative_tokens", 0
-    if key not in given and "draft_tokens" in given:
-        key, more = "draft_tokens", 1
-    if key not in given:
-        return DRAFTS["mtp"]
-    value, origin = given[key]
-    try:
-        number = settings.coerce(int, value)
-    except ValueError as error:
-        raise BadConfig(f"{origin}: {error}", "speculative") from None
-    if not 1 <= number - more <= MAX_DRAFTS:
-        raise BadConfig(f"{origin}: must be between {1 + more} and {MAX_DRAFTS + more}, "
-                        f"got {number}", "speculative")
-    return int(number - more)
-
-
-def _same_model(wanted: str, origin: str) -> Callable[[Config], None]:
-    """Only the served model can draft, or bring its tokenizer."""
-    def check(config: Config) -> None:
-        if wanted != config.model.model:
-            raise BadConfig(f"{origin}: must be the model itself ({config.model.model!r}), "
-                            f"got {wanted!r}", "model")
-    return check
 
 
 # --- attention, generation, checkpoints ----------------------------------------------------------
@@ -254,7 +169,7 @@ def _logprobs(words: list[ForeignWord], result: Translation) -> None:
 
 
 def _checkpoint(words: list[ForeignWord], result: Translation) -> None:
-    result.checks += [_same_model(word.values[-1], word.origin) for word in words]
+    result.checks += [same_model(word.values[-1], word.origin) for word in words]
 
 
 TASKS: dict[str, dict[str, str]] = {
@@ -284,11 +199,7 @@ def _pooling(words: list[ForeignWord], result: Translation) -> None:
 # --- the table -----------------------------------------------------------------------------------
 
 FAMILIES = {
-    "speculation": Family(
-        _speculation, valued="speculative-config speculative-algorithm speculative-algo "
-        "speculative-num-steps speculative-eagle-topk speculative-num-draft-tokens "
-        "speculative-draft-model-path speculative-draft-model speculative-model "
-        "num-speculative-tokens spec-method spec-tokens spec-model"),
+    "speculation": SPECULATION,
     "attention": Family(_attention, valued="attention-config"),
     "graphs": Family(
         graphs, "piecewise-cuda-graph enforce-piecewise-cuda-graph breakable-cuda-graph "

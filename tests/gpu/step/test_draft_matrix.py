@@ -11,7 +11,6 @@ import functools
 import json
 import random
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -73,12 +72,14 @@ def by_guesses(model: Any) -> ModelRunner:
     return runner
 
 
-def by_text(model: Any, method: str) -> ModelRunner:
-    """Drafts of the sequence's own text, wherever its last tokens occurred before."""
-    runner = make_runner(model, MOST, None, SLOTS, checkpoints=4)
-    runner.tables.keep_history()
-    runner.proposers = text_proposers(SpeculationConfig(
-        speculative=f"{method}:{MOST},fixed", prompt_lookup_min=1), runner.tables)
+def by_text(method: str) -> Callable[[Any], ModelRunner]:
+    def runner(model: Any) -> ModelRunner:
+        made = make_runner(model, MOST, None, SLOTS, checkpoints=4)
+        made.tables.keep_history()
+        made.proposers = text_proposers(
+            SpeculationConfig(speculative=f"{method}:{MOST},fixed"), made.tables)
+        return made
+
     return runner
 
 
@@ -94,8 +95,8 @@ MAKERS = {
     "mtp": Maker(("hybrid", "experts"),
                  lambda model: make_runner(model, MOST, None, SLOTS, mtp=True, checkpoints=4)),
     "eagle3": Maker(tuple(MODELS), by_head),
-    "ngram": Maker(("plain", "hybrid"), partial(by_text, method="ngram")),
-    "suffix": Maker(("plain", "hybrid"), partial(by_text, method="suffix")),
+    "ngram": Maker(tuple(MODELS), by_text("ngram")),
+    "suffix": Maker(tuple(MODELS), by_text("suffix")),
     "grammar": Maker(tuple(MODELS),
                      lambda model: make_runner(model, MOST, None, SLOTS, checkpoints=4))}
 UNMADE = {"draft"}
