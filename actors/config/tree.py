@@ -206,7 +206,8 @@ class SpeculationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     as pay at the moment) | METHOD:K,fixed (always K) | METHOD:K+METHOD:K (what pays best at the
     moment). METHOD: mtp (the model's own layer) | eagle3 (a head, see speculative_model) | draft (a
     smaller model, see speculative_model) | ngram (what followed the last tokens before) | suffix
-    (the same, by vote of all the longest matches)."""
+    (the same, by vote of all the longest matches) | grammar (what a request's grammar leaves no
+    choice about)."""
     speculative_model: str = ""
     """The smaller model of the method draft: a directory, a .gguf file or a name, as `model`; or
     the directory of the head of eagle3. With speculative auto it is the method."""

@@ -194,7 +194,7 @@ class StructuredOutputManager:
         """Returns by sid what grammars leave no choice about: at most so many tokens that follow on
         those that the plan in flight is sure to emit. Of sequences that may emit others there, and
         of those that have a choice next, there is nothing."""
-        found: dict[int, Sequence[int]] = {}
+        forced: dict[int, Sequence[int]] = {}
         rows = {sid: (record, row) for record in unresolved
                 for row, sid in enumerate(record.sids.tolist())}
         for sid, guide in self._guides.items():
@@ -207,12 +207,12 @@ class StructuredOutputManager:
             if tokens and sid in rows:
                 tokens = behind_emitted(tokens, self._verified_drafts(*rows[sid], sid))
             if tokens:
-                found[sid] = tokens[:most]
+                forced[sid] = tokens[:most]
         state.guard.journal.clear()
-        found = found or self.forced_before.get(step, {})
-        if found:
-            self.last_forced[step] = found
-        return found
+        forced = forced or self.forced_before.get(step, {})
+        if forced:
+            self.last_forced[step] = forced
+        return forced
 
     def late_masks(self, state: SchedulerState, record: PlanRecord, epoch: int) -> list[Masks]:
         """Returns the masks of the next plan to be answered, if it was sent without."""

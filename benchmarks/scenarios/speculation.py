@@ -116,7 +116,7 @@ def user_seconds(port: str) -> float:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            words = (folder / "cmdline").read_bytes().split(b"\\0")
+            words = (folder / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
         processes[int(folder.name)] = int(fields[1]), int(fields[11]), port.encode() in words
@@ -183,9 +183,9 @@ def llama_figures(python: str, gguf: str, drafts: int, tasks: Sequence[str], thr
 
 
 @scenario
-def text(model: str, methods: list[str] = METHODS, tasks: list[str] = TASKS, streams: list[int] = STREAMS,
-         vllm: str = "", vllm_configs: list[str] = NO_PEERS, llama: str = PYTHON, gguf: str = "",
-         flags: str = "", rounds: int = 3) -> Rows:
+def text(model: str, methods: list[str] = METHODS, tasks: list[str] = TASKS,
+         streams: list[int] = STREAMS, vllm: str = "", vllm_configs: list[str] = NO_PEERS,
+         llama: str = PYTHON, gguf: str = "", flags: str = "", rounds: int = 3) -> Rows:
     """Tokens a second on four tasks, with so many streams at once.
 
     MODEL: a folder in HF format. methods: values of --speculative; flags: others of our servers.
@@ -205,8 +205,8 @@ def text(model: str, methods: list[str] = METHODS, tasks: list[str] = TASKS, str
             "prompt_lookup_min": 2})]
         for config in ["", *configs]:
             server = Server(VLLM, flags=("--speculative-config", config) if config else ())
-            contenders[f"vllm {config or 'off'}"] = partial(figures, server, model, tasks,
-                                                            streams, programs)
+            contenders[f"vllm {config or 'off'}"] = partial(figures, server, model, tasks, streams,
+                                                            programs)
     if gguf:
         for drafts in (0, LOOKUP[0]):
             contenders[f"llama.cpp {drafts or 'off'}"] = partial(
