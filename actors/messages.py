@@ -766,6 +766,14 @@ class RowMask(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, 
     """u4[ceil(vocabulary / 32)]: bit t % 32 of word t / 32 is set if token t is allowed."""
 
 
+class RowDrafts(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """Drafts of a sequence that the scheduler has made."""
+
+    slot: Slot
+    tokens: Annotated[bytes, Meta(min_length=4, max_length=64)]
+    """i4[n]"""
+
+
 class StepPlan(Message):
     """One step, as deltas to the worker's resident tables, applied in the order of the fields.
 
@@ -816,6 +824,10 @@ class StepPlan(Message):
     load: Column = b""
     """i4[n, 3] each, before all else: (kind * 65536 + part, page, host slot) to copy out, then
     back. kind: a group, or behind them a checkpoint; part: which slot's worth of it."""
+    forced: list[RowDrafts] = []
+    """Drafts that this step verifies, for some of `decode`, in the place of those that were made.
+    With them every decode has as many rows as the longest needs; drafts that are missing are 0 in
+    the masks' rows, and accepted by chance at most."""
 
 
 class Masks(Message):

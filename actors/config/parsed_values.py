@@ -121,9 +121,11 @@ def _passes_want() -> str:
 # --- whether drafts are made, how many at most, and who decides ---
 
 MAX_DRAFTS = 16
-DRAFTS = {"mtp": 2, "eagle3": 3, "draft": 4, "ngram": 4, "suffix": 8}
+DRAFTS = {"mtp": 2, "eagle3": 3, "draft": 4, "ngram": 4, "suffix": 8, "grammar": 6}
 """What makes drafts, and how many at most where no number is given. Two by the MTP layer are what
 the makers of models with one serve them with."""
+GRAMMAR = "grammar"
+"""The one whose drafts the scheduler makes: what a request's grammar leaves no choice about."""
 TEXT_METHODS = frozenset({"ngram", "suffix"})
 """Those that read the sequence's own tokens."""
 DRAFTS_WANT = ("must be auto, off, or METHOD[:K], several with + between, or one alone with ,fixed "

@@ -191,7 +191,8 @@ class SpeculationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     as pay at the moment) | METHOD:K,fixed (always K) | METHOD:K+METHOD:K (what pays best at the
     moment). METHOD: mtp (the model's own layer) | eagle3 (a head, see speculative_model) | draft (a
     smaller model, see speculative_model) | ngram (what followed the last tokens before) | suffix
-    (the same, by vote of all the longest matches)."""
+    (the same, by vote of all the longest matches) | grammar (what a request's grammar leaves no
+    choice about)."""
     speculative_model: str = ""
     """Directory of the smaller model of the method draft, or of the head of eagle3."""
     prompt_lookup_max: int = 5

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any
@@ -33,7 +33,7 @@ from actorium.actors.scheduler.core import SchedulerCore
 
 LOG = logging.getLogger("actorium.recorder")
 ROLE = "scheduler"
-STUCK = "stuck"
+STUCK, FORCED = "stuck", "forced"
 """Call of an event: the grammars of these sequences failed."""
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -45,6 +45,15 @@ def plan_checksum(plan: StepPlan) -> int:
               for a in plan.admit]
     return zlib.crc32(_encode((plan.epoch, plan.step, plan.release, admits, plan.page_appends,
                                plan.extend, plan.decode, plan.checkpoints, plan.drafts)))
+
+
+def parse_forced(args: Iterable[str]) -> dict[int, dict[int, Sequence[int]]]:
+    """Returns what grammars forced in a turn's steps, by step and sid; which tokens is not known.
+    """
+    forced: dict[int, dict[int, Sequence[int]]] = {}
+    for step, sid, count in (map(int, arg.split()) for arg in args):
+        forced.setdefault(step, {})[sid] = [0] * count
+    return forced
 
 
 def open_recorder(core: SchedulerCore, context: Context) -> Recorder | None:
@@ -108,6 +117,10 @@ class Recorder:
         if self._masks.last_stuck:  # by a grammar, which a replay does not know
             stuck = [str(sid) for sid in self._masks.last_stuck]
             self._events.append(RecordedEvent(now, None, STUCK, stuck))
+        if self._masks.last_forced:
+            self._events.append(RecordedEvent(now, None, FORCED, [
+                f"{step} {sid} {len(tokens)}" for step, by_sid in self._masks.last_forced.items()
+                for sid, tokens in by_sid.items()]))
         self._turns.append((self._events, now, sends))
         self._events = []
 

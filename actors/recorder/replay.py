@@ -15,7 +15,7 @@ from actorium.actors.config import tree as configs
 from actorium.actors.core import Context
 from actorium.actors.ledger.records import LedgerHistory
 from actorium.actors.messages import StepPlan
-from actorium.actors.recorder.recorder import STUCK, plan_checksum
+from actorium.actors.recorder.recorder import FORCED, STUCK, parse_forced, plan_checksum
 from actorium.actors.recorder.recording import (
     SUFFIXES,
     BadRecording,
@@ -66,6 +66,10 @@ class AnyGrammar:
     def accept(self, tokens: Sequence[int]) -> bool:
         """Accepts all tokens."""
         return True
+
+    def forced(self) -> list[int]:
+        """Returns nothing: a recording says what was forced."""
+        return []
 
     def bytes_of(self, token: int) -> bytes:
         """Returns nothing: tokens have no text."""
@@ -132,6 +136,8 @@ def _replay_turn(core: SchedulerCore, turn: RecordedTurn) -> ReplayedTurn:
             elif event.call == STUCK:
                 core.masks.mark_stuck(core.state, map(int, event.args),
                                                   "it is recorded so")
+            elif event.call == FORCED:
+                core.masks.forced_before = parse_forced(event.args)
             else:
                 getattr(core, event.call)(*event.args, event.now)
         if turn.now is not None:

@@ -170,7 +170,7 @@ class SchedulerCore(Core):
 
     def on_wake(self, now: float) -> Sequence[Send]:
         """Ends overdue requests, makes as many plans as may be in flight, returns what to send."""
-        requests = self.requests
+        requests, self.masks.last_forced = self.requests, {}
         requests.end_overdue(now)
         self.sleep.step(bool(self._unresolved), now)
         self.outgoing.report_again(self.state)
@@ -217,7 +217,10 @@ class SchedulerCore(Core):
         idle = self.requests.worker is None or self.outgoing.blocked or self.sleep.stopped
         depth = 0 if idle else self._depth
         while len(self._unresolved) < depth:
-            made = self._planner.plan(self.state.step + 1, tuple(self._unresolved))
+            step, unresolved = self.state.step + 1, tuple(self._unresolved)
+            forced = self.masks.forced(self.state, step, unresolved, self._planner.most_forced) \
+                if self._planner.most_forced and self.masks else {}
+            made = self._planner.plan(step, unresolved, forced)
             if made is None:
                 break
             plan, record = made

@@ -26,6 +26,10 @@ What makes measured choices hard, and what is done about it:
   one choice to another, times the time of that other one at this size; trials then correct it.
 - A new choice must promise `GAIN` more than the present one, or that stays.
 
+Tokens that a grammar leaves no choice about are drafts that cost nothing to make and are always
+right. How many there are is known of each plan, so only the time of a longer window is measured:
+`forced` says how long it pays to make the next one.
+
 Only steps without extends count.
 """
 
@@ -35,6 +39,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
+from actorium.actors.config.parsed_values import GRAMMAR
 from actorium.actors.health import BY_METHOD, SPECULATION
 from actorium.actors.scheduler.draft_measurements import DraftStepTimes, MethodRecord
 from actorium.actors.scheduler.request_state import VerifiedDrafts
@@ -116,14 +121,18 @@ class DraftPolicy:
         """methods: what makes drafts, and how many of a sequence and step at most, at least one;
         fixed: the first of them always makes so many."""
         self.methods = dict(methods)
-        self.choices = choices_of(methods)
+        made = {method: most for method, most in methods.items() if method != GRAMMAR}
+        self.choices = choices_of(made)
+        self._made = len(self.choices)
+        """Those of them that a plan may make; behind them are windows of forced tokens."""
+        if GRAMMAR in methods:
+            self.choices += choices_of({GRAMMAR: methods[GRAMMAR]})[1:]
         self.changes = self.trials = 0
         """How often another choice was taken up, and how often one was tried, since the start."""
         self._fixed = fixed
         self._records = {method: MethodRecord(most) for method, most in methods.items()}
         self._numbers = {choice: number for number, choice in enumerate(self.choices)}
-        first, most = next(iter(methods.items()))
-        self._first = self._numbers[DraftChoice(first, most)]
+        self._first = self._numbers[DraftChoice(*next(iter(made.items()), ("", 0)))]
         """Where it begins."""
         self._last = self._first
         """Of the last plan."""
@@ -168,6 +177,37 @@ class DraftPolicy:
             self._last = self._choose(bucket(batch))
         return self.choices[self._last]
 
+    def forced(self, batch: int, lengths: Sequence[int]) -> int:
+        """Returns how many forced tokens of a sequence the next plan is to verify at most; 0 =
+        none. batch: its sequences; lengths: how many tokens those have that have any."""
+        most = max(lengths)
+        if self._fixed:
+            return min(most, self.methods[GRAMMAR])
+        current, tokens, times = self._times_at(bucket(batch)), self._tokens(), self.times(
+            bucket(batch))
+        present = current.present
+        now = times[present]
+        if not now:
+            return 0
+        wanted, highest = 0, batch * tokens[present] / now
+        for number in range(self._made, len(self.choices)):
+            drafts = self.choices[number].drafts
+            if number > self._made and self.choices[number - 1].drafts >= most:
+                break
+            emitted = (batch - len(lengths)) * tokens[present] + sum(
+                1 + min(length, drafts) for length in lengths)
+            time = times[number]
+            rate = emitted / time if time else 0.0
+            due = not time or self._plans - current.measured[number] >= TRIAL_EVERY
+            price = min(max(1 - rate / highest, 0.05), UNKNOWN)
+            if rate > highest:
+                wanted, highest = drafts, rate
+            elif due and price <= self._allowance:
+                self._allowance -= price
+                self.trials += 1
+                return drafts
+        return wanted
+
     def _choose(self, at: int) -> int:
         self._plans += 1
         self._allowance = min(self._allowance + ALLOWANCE, self._full)
@@ -198,11 +238,11 @@ class DraftPolicy:
     def _decide(self, current: DraftStepTimes, at: int) -> None:
         self._measured_cost = self._row_cost(self.times(at))
         tokens, times = self._expected(self.times(at))
-        winner = best(tokens, times, current.present)
+        winner = best(tokens[:self._made], times[:self._made], current.present)
         if winner != current.present:
             current.present = winner
             self.changes += 1
-        for choice in sorted(range(len(self.choices)), key=current.measured.__getitem__):
+        for choice in sorted(range(self._made), key=current.measured.__getitem__):
             if choice != winner and self._due(current, choice):
                 price = self._price(tokens, times, choice, winner)
                 if price <= self._allowance:

@@ -3,15 +3,16 @@ begun, then admissions."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from actorium.actors.config.parsed_values import parse_speculative
+from actorium.actors.config.parsed_values import GRAMMAR, parse_speculative
 from actorium.actors.config.tree import Config
-from actorium.actors.messages import BACKGROUND, Admit, Ready, StepPlan, StepResult
+from actorium.actors.messages import BACKGROUND, Admit, Ready, RowDrafts, StepPlan, StepResult
 from actorium.actors.scheduler.draft_policy import DraftChoice, DraftPolicy
 from actorium.actors.scheduler.prefill_pacing import PrefillAllowance, PrefillPacer, new_pacer
 from actorium.actors.scheduler.request_state import PlanRecord, SequenceState, VerifiedDrafts
@@ -37,14 +38,19 @@ class Planner:
         self._preempt_every = config.scheduler.force_preempt_every
         self._target_itl = config.scheduler.target_itl
         self._fixed_drafts = parse_speculative(config.speculation.speculative).fixed
-        self._made_by = ""
-        """What makes the drafts of the last plan; see `StepPlan`."""
+        self.most_forced = 0
+        """Drafts of a sequence in a step, at most, that its grammar forces; 0 = they are not made
+        use of."""
+        self._made = DraftChoice()
+        """The drafts of the last plan."""
 
-    def plan(self, step: int, unresolved: tuple[PlanRecord, ...]) -> (
-            tuple[StepPlan, PlanRecord] | None):
+    def plan(self, step: int, unresolved: tuple[PlanRecord, ...],
+             forced: Mapping[int, Sequence[int]] | None = None) -> (
+                 tuple[StepPlan, PlanRecord] | None):
         """Returns the next plan and its record; None when there is nothing to compute.
 
-        `unresolved`: records of the plans still in flight.
+        unresolved: records of the plans still in flight; forced: tokens that grammars force, by
+        sid.
         """
         state = self._state
         state.kv_cache.at_step(step)
@@ -55,6 +61,7 @@ class Planner:
                 state.preempt(victim, "forced")
         self._preempt_background()
         self._preempt_for_priority(unresolved)
+        longest = self._open_window(forced) if forced else 0
         while True:
             rows, appends = self._reserve()
             draft = PartialPlan(self._budget - len(rows.slots) * state.table.window, [appends],
@@ -75,7 +82,20 @@ class Planner:
                     and state.slots_to_release)):
             return None
         state.table.plan_decode(rows)
+        if forced and longest:
+            draft.forced = {int(sid): forced[int(sid)][:longest] for sid in rows.sids
+                            if int(sid) in forced}
         return self._assemble(step, rows, draft)
+
+    def _open_window(self, forced: Mapping[int, Sequence[int]]) -> int:
+        """Makes the next plan's windows as long as it pays for tokens that grammars force. Returns
+        how many of a sequence are made use of, at most."""
+        table, made = self._state.table, self._made.drafts
+        assert self.drafting is not None
+        wanted = self.drafting.forced(int(np.count_nonzero(table.decoding)),
+                                      [len(tokens) for tokens in forced.values()])
+        table.window = 1 + max(made, wanted)
+        return table.window - 1
 
     def reset(self, worker: Ready) -> None:
         """Starts over with a fresh worker: nothing runs, nothing is drafted yet. What was learnt of
@@ -84,20 +104,27 @@ class Planner:
         methods = worker.draft_methods or ({"": worker.drafts} if worker.drafts else {})
         if methods != (self.drafting.methods if self.drafting else {}):
             self.drafting = DraftPolicy(methods, self._fixed_drafts) if methods else None
-        self._made_by = ""
+        self.most_forced = methods.get(GRAMMAR, 0)
+        self._made = DraftChoice()
         pacing = new_pacer(self._target_itl, worker)
         if pacing is None or self.pacing is None or pacing.about != self.pacing.about:
             self.pacing = pacing
         self._state.table.window = 1
 
-    def on_result(self, record: PlanRecord, verified: VerifiedDrafts | None,
+    def on_result(self, record: PlanRecord, verified: Mapping[str, VerifiedDrafts],
                   result: StepResult) -> None:
         """Learns from a step how many drafts were right, what making them cost, and how long steps
-        take. record: as the step was run."""
+        take. record: as the step was run; verified: by method."""
         if self.drafting is not None:
-            if verified is not None or result.draft_counts:
-                self.drafting.verified(record.verifies, verified)
-            if ((record.window == 1 + record.drafts or result.draft_counts)
+            for method, seen in verified.items():
+                self.drafting.verified(method, seen)
+            if result.draft_counts and not verified and record.verifies:
+                self.drafting.verified(record.verifies, None)
+            if record.forced:
+                if not record.extends:
+                    self.drafting.timed(record.decodes, DraftChoice(GRAMMAR, record.window - 1),
+                                        result.busy_us)
+            elif ((record.window == 1 + record.drafts or result.draft_counts)
                     and record.verifies == record.method and not record.extends):
                 drafts = record.window - 1
                 self.drafting.timed(
@@ -137,10 +164,10 @@ class Planner:
                             draft.attended, predicted, {s.slot: s.sid for s in pooled},
                             [(s.slot, int(self._state.table.order[s.slot]), s.computed)
                              for s, _ in extends if s.request.submit.media],
-                            self._made_by, made.method)
+                            self._made.method, made.method, draft.forced)
         # Whoever decodes in the next plan is sampled in this one, so all have as many drafts then.
         self._state.table.window = 1 + record.drafts
-        self._made_by = record.method
+        self._made = made
         store, load = (b"", b"") if tier is None else tier.planned(step)
         release = _column(self._state.slots_to_release)
         self._state.slots_to_release.clear()
@@ -152,7 +179,10 @@ class Planner:
             draft_cost=self.drafting.cost if self.drafting and record.drafts else 0.0,
             encode=allowance.encode if allowance else [],
             encode_us=allowance.encode_us if allowance else 0,
-            store=store, load=load), record
+            store=store, load=load, forced=[
+                RowDrafts(int(slot), _column([*draft.forced[sid]])) for slot, sid in zip(
+                    rows.slots.tolist(), rows.sids.tolist(), strict=True)
+                if sid in draft.forced] if draft.forced else []), record
 
     def _finish_prompts(self, extends: list[tuple[SequenceState, int]]
                         ) -> tuple[list[SequenceState], list[SequenceState]]:
@@ -339,3 +369,5 @@ class PartialPlan:
     """As `PlanRecord.attended`."""
     allowance: PrefillAllowance | None = None
     """What the extends may take of that; None = all of it."""
+    forced: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """As `PlanRecord.forced`."""

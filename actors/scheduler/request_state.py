@@ -294,6 +294,8 @@ class PlanRecord(NamedTuple):
     way to make them."""
     method: str = ""
     """What makes those that it makes."""
+    forced: Mapping[int, Sequence[int]] = {}
+    """sid -> the drafts of `StepPlan.forced`."""
 
     @property
     def decodes(self) -> int:

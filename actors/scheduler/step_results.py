@@ -3,13 +3,15 @@ for the detokenizer, and shares the pages of images that the step has computed."
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from actorium.actors.config.parsed_values import GRAMMAR
 from actorium.actors.messages import RowLogprobs, SequenceEvent, StepResult, TokenBatch
 from actorium.actors.scheduler.cache.page_allocator import Ints
 from actorium.actors.scheduler.cache.radix_cache import shareable
@@ -50,8 +52,8 @@ class StepOutcome:
 
     tokens: int
     batch: TokenBatch | None
-    verified: VerifiedDrafts | None = None
-    """None where no draft was verified."""
+    verified: Mapping[str, VerifiedDrafts] = field(default_factory=dict)
+    """By what made the drafts; empty where none was verified."""
 
 
 def apply_result(state: SchedulerState, record: PlanRecord, result: StepResult) -> StepOutcome:
@@ -84,7 +86,7 @@ def _is_steady(record: PlanRecord, result: StepResult) -> bool:
     """Decodes alone, each with a token at least (without drafts: with one), none ended, no
     logprobs."""
     rows = len(record.slots)
-    if (record.firsts or not rows or result.finish != bytes(rows)
+    if (record.firsts or not rows or record.forced or result.finish != bytes(rows)
             or result.logprobs or result.prompt_logprobs or record.pooled or result.pooled):
         return False
     if result.draft_counts or record.window == 1:
@@ -111,21 +113,36 @@ def _apply_draft_windows(state: SchedulerState, record: PlanRecord, result: Step
                        counts=result.counts, tokens=result.tokens, epoch=result.epoch,
                        drafts=record.window - 1)
     going = _histogram(record, result)
-    return StepOutcome(len(tokens), batch, VerifiedDrafts(going, [0] * len(going)))
+    return StepOutcome(len(tokens), batch,
+                       {record.verifies: VerifiedDrafts(going, [0] * len(going))})
 
 
-def _verified(record: PlanRecord, rows: ResultRows) -> VerifiedDrafts | None:
-    """Returns how far the step's decodes got with their drafts; None if they had none."""
-    most = record.window - 1 if rows.drafts is None else int(rows.drafts.max(initial=0))
-    if not most or not record.decodes:
-        return None
-    ended, counts = rows.finish[record.firsts:] > 0, rows.counts[record.firsts:]
-    found = VerifiedDrafts(*(np.bincount(counts[which], minlength=most + 2).tolist()
-                             for which in (~ended, ended)))
+def _verified(record: PlanRecord, rows: ResultRows) -> dict[str, VerifiedDrafts]:
+    """Returns how far the step's decodes got with their drafts, by what made them."""
+    forced = np.isin(record.sids[record.firsts:], list(record.forced))
+    found = {GRAMMAR: _progress(record, rows, forced)}
+    if rows.drafts is not None or not record.forced:  # else nobody knows which drafts were none
+        found[record.verifies] = _progress(record, rows, ~forced)
+    return {method: seen for method, seen in found.items() if seen is not None}
+
+
+def _progress(record: PlanRecord, rows: ResultRows, which: NDArray[np.bool_]
+              ) -> VerifiedDrafts | None:
+    """Returns how far some of the step's decodes got with their drafts; None if they had none."""
+    ended, counts = rows.finish[record.firsts:][which] > 0, rows.counts[record.firsts:][which]
     if rows.drafts is None:
-        return found
-    drafts = rows.drafts[counts > 0]
-    return found._replace(drafts=int(drafts.sum()), windows=int(np.count_nonzero(drafts)))
+        most, drafts = record.window - 1, None
+    else:
+        drafts = rows.drafts[which]
+        most = int(drafts.max(initial=0))
+    if not most or not len(counts):
+        return None
+    seen = VerifiedDrafts(*(np.bincount(counts[such], minlength=most + 2).tolist()
+                            for such in (~ended, ended)))
+    if drafts is None:
+        return seen
+    drafts = drafts[counts > 0]
+    return seen._replace(drafts=int(drafts.sum()), windows=int(np.count_nonzero(drafts)))
 
 
 def _unpack(record: PlanRecord, result: StepResult) -> ResultRows:

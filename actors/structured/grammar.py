@@ -281,6 +281,10 @@ class GrammarMatcher:
             self.inner.rollback(taken)  # has no effect after an `error`
         return self.narrowed(found, drafts)
 
+    def forced(self) -> list[int]:
+        """Returns the tokens that must come next, as far as there is no choice."""
+        return [] if self.inner.is_stopped() else list(self.inner.compute_ff_tokens())
+
     def narrowed(self, rows: list[U32], drafts: Sequence[int]) -> list[U32]:
         """Returns the masks without further digits where a number has its most, unless that leaves
         nothing."""

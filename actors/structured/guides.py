@@ -38,6 +38,8 @@ class TokenMatcher(Protocol):
 
     def accept(self, tokens: Sequence[int]) -> bool: ...
 
+    def forced(self) -> list[int]: ...
+
 
 class TokenBytes(Protocol):
     """The texts of tokens (`grammar.GrammarVocabulary`)."""

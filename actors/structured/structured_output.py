@@ -10,7 +10,7 @@ makes masks only; plans are made as if there were none.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from actorium.actors.scheduler.request_state import (
 )
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.actors.scheduler.step_results import BadResult
+from actorium.actors.structured.forced_tokens import behind_emitted
 from actorium.actors.structured.guides import SequenceGuide, ThoughtGuide, TokenRuleFilter
 from actorium.actors.structured.text_state import limits_of
 
@@ -104,6 +105,10 @@ class StructuredOutputManager:
         """Masks, since the start."""
         self.last_stuck: list[int] = []
         """The sequences that the last call of `pop_stuck` returned."""
+        self.last_forced: dict[int, Mapping[int, Sequence[int]]] = {}
+        """What `forced` has returned since the wake began, by step."""
+        self.forced_before: Mapping[int, dict[int, Sequence[int]]] = {}
+        """The same of a recording, which a replay has in the place of grammars."""
         self._load = load
         self._words: Any = None
         self._guides: dict[int, SequenceGuide] = {}
@@ -184,6 +189,31 @@ class StructuredOutputManager:
             return msgspec.structs.replace(plan, masks_follow=True)
         return msgspec.structs.replace(plan, masks=self._masks(state, record))
 
+    def forced(self, state: SchedulerState, step: int, unresolved: Sequence[PlanRecord],
+               most: int) -> Mapping[int, Sequence[int]]:
+        """Returns by sid what grammars leave no choice about: at most so many tokens that follow on
+        those that the plan in flight is sure to emit. Of sequences that may emit others there, and
+        of those that have a choice next, there is nothing."""
+        forced: dict[int, Sequence[int]] = {}
+        rows = {sid: (record, row) for record in unresolved
+                for row, sid in enumerate(record.sids.tolist())}
+        for sid, guide in self._guides.items():
+            sequence = state.sequences.get(sid)
+            if (guide.matcher is None or sequence is None
+                    or not state.table.decoding[sequence.slot]
+                    or not self._advance(state, sequence, guide)):
+                continue
+            tokens: Sequence[int] = guide.matcher.forced()
+            if tokens and sid in rows:
+                tokens = behind_emitted(tokens, self._verified_drafts(*rows[sid], sid))
+            if tokens:
+                forced[sid] = tokens[:most]
+        state.guard.journal.clear()
+        forced = forced or self.forced_before.get(step, {})
+        if forced:
+            self.last_forced[step] = forced
+        return forced
+
     def late_masks(self, state: SchedulerState, record: PlanRecord, epoch: int) -> list[Masks]:
         """Returns the masks of the next plan to be answered, if it was sent without."""
         if record.step not in self._due:
@@ -215,6 +245,8 @@ class StructuredOutputManager:
             if sid not in state.sequences:
                 self.remove(sid)
         if not record.drafts:
+            for sid in masked:
+                self._drafts.pop(sid, None)
             return
         if len(result.drafts) != 4 * record.drafts * len(masked):
             raise BadResult(f"step {record.step}: {len(result.drafts)} bytes of drafts, planned "
@@ -250,20 +282,10 @@ class StructuredOutputManager:
         sids, slots = record.sids.tolist(), record.slots.tolist()
         for row, (sid, slot) in enumerate(zip(sids, slots, strict=True)):
             guide, sequence = self._guides.get(sid), state.sequences.get(sid)
-            if guide is None or sequence is None or not self._decides(state, sid):
+            if (guide is None or sequence is None or not self._decides(state, sid)
+                    or not self._advance(state, sequence, guide)):
                 continue
-            journal.put(sequence.request.name)
-            try:
-                allowed = guide.accept(state.table.emitted_of(sequence, guide.consumed).tolist())
-            except BaseException as error:
-                self._fail(sequence, journal, error)
-                continue
-            if not allowed:
-                self.mark_stuck(state, [sid], _why(guide))
-                continue
-            window = record.window if row >= record.firsts else 1
-            drafts = self._drafts.get(sid, [])[:window - 1] if window > 1 else NO_DRAFTS
-            wanted.append((guide, drafts))
+            wanted.append((guide, self._verified_drafts(record, row, sid)))
             whose.append((sequence, slot))
         masks: list[RowMask] = []
         found = self._rows_isolated(wanted, [sequence for sequence, _ in whose], journal)
@@ -278,6 +300,30 @@ class StructuredOutputManager:
                           if bits is not None]
         self.made += len(masks)
         return masks
+
+    def _advance(self, state: SchedulerState, sequence: SequenceState, guide: SequenceGuide
+                 ) -> bool:
+        """Advances a guide by what its sequence has emitted since; returns False where the sequence
+        cannot go on."""
+        journal = state.guard.journal
+        journal.put(sequence.request.name)
+        try:
+            allowed = guide.accept(state.table.emitted_of(sequence, guide.consumed).tolist())
+        except BaseException as error:
+            self._fail(sequence, journal, error)
+            return False
+        if not allowed:
+            self.mark_stuck(state, [sequence.sid], _why(guide))
+        return allowed
+
+    def _verified_drafts(self, record: PlanRecord, row: int, sid: int) -> Sequence[int]:
+        """Returns the drafts that a plan verifies for a sequence with a guide."""
+        if record.window == 1 or row < record.firsts:
+            return NO_DRAFTS
+        drafts: Sequence[int] = record.forced.get(sid) or self._drafts.get(sid, [])
+        if record.forced:  # where there were fewer, the worker has 0
+            drafts = [*drafts, *[0] * (record.window - 1 - len(drafts))]
+        return drafts[:record.window - 1]
 
     def _rows_isolated(self, wanted: Sequence[tuple[SequenceGuide, Sequence[int]]],
                     whose: Sequence[SequenceState],

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from actorium.actors.messages import RowDrafts
 from actorium.gpu.step.staging import Array, DeviceArrays, HostArrays, Upload
 
 I32 = NDArray[np.int32]
@@ -28,6 +30,8 @@ class DraftTables:
         self.made = np.zeros(slots, np.int32)
         """Host: drafts that each slot has: fewer than planned where what makes them found none, and
         the host knows."""
+        self._counted = isinstance(arrays, HostArrays)
+        """Whether rows can have different numbers of drafts."""
         self._serial = np.zeros(slots, np.int64)
         self._known: deque[tuple[I32, NDArray[np.int64], I32, I32]] = deque()
 
@@ -56,6 +60,32 @@ class DraftTables:
             raise ValueError(f"decode: slot {decode[0]} has {drafts} drafts and slot "
                              f"{decode[other]} {held[other]}: the plans did not take both along")
         return int(made.max()), None if made.tobytes() == held.tobytes() else made
+
+    def force(self, forced: Sequence[RowDrafts], decode: I32, up: Upload) -> None:
+        """Put the scheduler's drafts in the place of those that these slots have; decode: all that
+        a step decodes, which have as many as the longest then, filled up with 0. Raises
+        `ValueError` on drafts that do not fit."""
+        slots = np.array([own.slot for own in forced], np.int32)
+        rows = np.zeros((len(forced), self.max_drafts), np.int32)
+        counts = np.array([len(own.tokens) // 4 for own in forced], np.int32)
+        if not np.isin(slots, decode).all() or int(counts.max()) > self.max_drafts:
+            raise ValueError(f"forced: {counts.max()} drafts for the slots {slots.tolist()} of "
+                             f"{decode.tolist()}; {self.max_drafts} can be made")
+        for row, own, count in zip(rows, forced, counts.tolist(), strict=True):
+            row[:count] = np.frombuffer(own.tokens, np.int32)
+        held = self.held[decode]
+        planned = max(int(held.max()), int(counts.max()))
+        others = decode[~np.isin(decode, slots)]
+        filled = np.arange(planned) >= self.made[others][:, None]
+        places = (others[:, None] * self.max_drafts + np.arange(planned))[filled]
+        if len(places):
+            up.cells(self.tokens, places.astype(np.int32), np.zeros(len(places), np.int32))
+        up.rows(self.tokens, slots, rows)
+        self.held[decode] = planned
+        if self._counted:
+            self.made[slots] = counts
+        else:
+            self.made[decode] = planned
 
     def plan(self, slots: I32, drafts: int) -> None:
         """So many are made for these slots now."""

@@ -139,6 +139,8 @@ def prepare_batch(tables: SlotTables, plan: StepPlan, up: Upload) -> InputBatch:
     drafts, drafted, speculates = 0, None, tables.drafts.max_drafts > 0
     if speculates:
         tables.drafts.settle(tables.host_len, tables.host_low)
+        if plan.forced:
+            tables.drafts.force(plan.forced, decode, up)
         drafts, drafted = tables.drafts.window(decode)
     bound = min(int(tables.host_len[decode].max()), tables.max_len) if len(decode) else 0
     if plan.extend:

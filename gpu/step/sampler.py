@@ -304,6 +304,8 @@ def apply_masks(t: SlotTables, step: InputBatch, masks: Sequence[RowMask], logit
     Raises `ValueError` naming the slot: a mask for a row that is not sampled, of the wrong length,
     or that allows nothing.
     """
+    if step.drafted is not None:  # the window is shorter than the scheduler could know
+        masks = [mask for mask in masks if mask.row < step.q_len]
     words, rows = _words(masks, t.vocab), _rows(step, masks)
     if isinstance(t.arrays, HostArrays):
         bars = MASK_BIAS[words.view(np.uint8)].reshape(len(words), -1)[:, :t.vocab]

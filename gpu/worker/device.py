@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 from actorium.actors.config.graph_settings import why_no_graphs
-from actorium.actors.config.parsed_values import chooses_passes, parse_speculative
+from actorium.actors.config.parsed_values import GRAMMAR, chooses_passes, parse_speculative
 from actorium.actors.config.tree import Config, DeviceConfig
 from actorium.actors.core import Context
 from actorium.actors.errors import BadConfig
@@ -199,11 +199,12 @@ def _draft_methods(config: Config, runner: ModelRunner) -> dict[str, int]:
     """What makes drafts, and how many at most. Raises `BadConfig` where what was asked for cannot
     be had."""
     asked = parse_speculative(config.speculation.speculative)
-    missing = [method for method in asked.methods if method not in runner.proposers]
+    here = {*runner.proposers, GRAMMAR}
+    missing = [method for method in asked.methods if method not in here]
     if missing and not asked.auto:
         raise BadConfig(f"speculative: nothing makes drafts by {missing[0]} here",
                         "speculation.speculative")
-    return {method: most for method, most in asked.methods.items() if method in runner.proposers}
+    return {method: most for method, most in asked.methods.items() if method in here}
 
 
 def join_ranks(ctx: Context) -> tuple[RankGroup, StepGate]:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import torch
 
-from actorium.actors.config.parsed_values import parse_speculative
+from actorium.actors.config.parsed_values import GRAMMAR, parse_speculative
 from actorium.actors.config.tree import (
     Config,
     MemoryConfig,
@@ -195,11 +195,11 @@ class Ring:
 
 def _methods(runner: ModelRunner, speculative: str) -> dict[str, int]:
     """What makes drafts: alone as many as there is room for, else as many as are asked for."""
-    most = runner.tables.drafts.max_drafts
-    if len(runner.proposers) < 2:
-        return dict.fromkeys(runner.proposers, most)
-    asked = parse_speculative(speculative).methods
-    return {method: min(asked[method], most) for method in runner.proposers}
+    most, asked = runner.tables.drafts.max_drafts, parse_speculative(speculative).methods
+    methods = [*runner.proposers, *([GRAMMAR] if GRAMMAR in asked else [])]
+    if len(methods) < 2:
+        return dict.fromkeys(methods, most)
+    return {method: min(asked[method], most) for method in methods}
 
 
 def complete(runner: ModelRunner, prompts: list[list[int]],

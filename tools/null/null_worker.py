@@ -297,7 +297,10 @@ class NullWorker(Core):
             self._admit(admit)
         if self.memory is not None:
             self.memory.append(plan.page_appends)
-        window, self._drafts = 1 + self._drafts, plan.drafts
+        longest = max((len(own.tokens) // 4 for own in plan.forced), default=0)
+        window, self._drafts = 1 + max(self._drafts, longest), plan.drafts
+        for own in plan.forced:
+            self._masked[own.slot] = ints_of(own.tokens).tolist()
         extend, decode = ints_of(plan.extend).reshape(-1, 2), ints_of(plan.decode)
         self._check(plan, window)
         ended = [slot for slot, count in extend.tolist() if self._extend(slot, count)]
@@ -346,13 +349,15 @@ class NullWorker(Core):
             right &= dice < self._acceptance[draft] * SIDES
             reach += right
         if self._masked:
-            reach[np.isin(slots, list(self._masked))] = window
+            for row in np.flatnonzero(np.isin(slots, list(self._masked))):
+                reach[row] = 1 + min(window - 1, len(self._masked[int(slots[row])]))
         return reach
 
     def _draft_masked(self, rows: Ints) -> bytes:
         """Drafts for the sampled slots with masks; returns the result's part about it."""
         masked = [slot for slot in rows.tolist() if slot in self._masked] if self._masked else []
         if not masked or not self._drafts:
+            self._masked.update(dict.fromkeys(masked, []))
             return b""
         grid = np.zeros((len(masked), self._drafts), np.int32)
         for place in range(self._drafts):

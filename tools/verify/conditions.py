@@ -75,7 +75,8 @@ NEIGHBOURS = (1, 2, 4, 7, 15, 32, 63)
 """With the request itself, batches of 2, 3, 5, 8, 16, 33 and 64."""
 VALUES: Mapping[str, tuple[Any, ...]] = {
     "tokens_per_step": (16, 37, 256),
-    "drafts": ("mtp:1", "mtp:2", "mtp:3", "mtp:4", "ngram:3", "suffix:6", "draft:3", "eagle3:3"),
+    "drafts": ("mtp:1", "mtp:2", "mtp:3", "mtp:4", "ngram:3", "suffix:6", "grammar:4",
+               "draft:3", "eagle3:3"),
     "ranks": (2,), "page_size": (4, 64),
     "pool": ("tight",), "preempt_every": (3, 7), "threads": (1,), "overlap": (False,),
     "graphs": (False,), "neighbours": NEIGHBOURS, "order": ("middle", "last"),
@@ -106,9 +107,9 @@ def described(condition: Condition, plain: Condition = PLAIN) -> str:
 
 
 def methods_of(shape: ModelShape, config: Config) -> set[str]:
-    """What can make drafts: the model's own layer, its texts, and what `speculative_model` names,
-    of which an engine finds out when it starts."""
-    return ({"ngram", "suffix"} | ({"mtp"} if shape.mtp_layers else set())
+    """What can make drafts: the model's own layer, texts and grammars, and what `speculative_model`
+    names, of which an engine finds out when it starts."""
+    return ({"ngram", "suffix", "grammar"} | ({"mtp"} if shape.mtp_layers else set())
             | ({"draft", "eagle3"} if config.speculation.speculative_model else set()))
 
 

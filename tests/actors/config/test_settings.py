@@ -126,6 +126,11 @@ def test_every_spelling_sets_the_same_field(key: str, value: object,
 
 
 BAD_FLAGS = [
+    (["--prompt-lookup-max", "0"], "--prompt-lookup-max", "between 1 and 64"),
+    (["--prompt-lookup-min", "6"], "--prompt-lookup-min", "--prompt-lookup-max, which is 5"),
+    (["--suffix-decoding-max-tree-depth", "1"], "--suffix-decoding-max-tree-depth", "2 and 256"),
+    (["--suffix-decoding-max-spec-factor", "0"], "--suffix-decoding-max-spec-factor", "above 0"),
+    (["--suffix-decoding-min-token-prob", "1.5"], "--suffix-decoding-min-token-prob", "0 and 1"),
     (["--max-loras", "2"], "--max-loras", "goes with --enable-lora"),
     ([LORA, "--max-loras", "0"], "--max-loras", "between 1 and 256"),
     ([LORA, "--max-lora-rank", "0"], "--max-lora-rank", "between 1 and 1024"),

@@ -71,6 +71,10 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "tight": ({"pool_tokens": 320, "chunk": 24}, {}),
     "drafts 1": ({"speculative": "mtp:1"}, {"acceptance": (0.9,)}),
     "drafts 2": ({"speculative": "mtp:2", "overlap": False}, {"acceptance": (0.9, 0.8)}),
+    "forced tokens": ({"speculative": "grammar:4,fixed"}, {}),
+    "forced tokens, one plan": ({"speculative": "grammar:3,fixed", "overlap": False}, {}),
+    "forced tokens and drafts": ({"speculative": "mtp:2+grammar:4", "force_preempt": 5},
+                                 {"acceptance": (0.9, 0.8)}),
     "drafts 3": ({"speculative": "mtp:3", "force_preempt": 5},
                  {"acceptance": (1.0, 0.9, 0.8)}),
 }
@@ -300,7 +304,7 @@ class Taped(MaskedRing):
 
 
 @pytest.mark.parametrize("prompts", [True, False])
-@pytest.mark.parametrize("speculative", ["off", "mtp:2"])
+@pytest.mark.parametrize("speculative", ["off", "mtp:2", "grammar:4,fixed"])
 def test_a_recording_replays(tmp_path: Path, prompts: bool, speculative: str) -> None:
     """Without the model, and without the grammars."""
     settings = config(speculative=speculative, force_preempt=11)

@@ -270,7 +270,7 @@ def test_drafts_are_made_by_what_the_engine_has() -> None:
     plain, named = Config(), Config(speculation=SpeculationConfig(speculative_model="heads"))
     layer, none = (SimpleNamespace(mtp_layers=layers) for layers in (1, 0))
     every = VALUES["drafts"]
-    assert set(made_by(every, methods_of(none, plain))) == {"ngram:3", "suffix:6"}  # type: ignore[arg-type]
+    assert set(made_by(every, methods_of(none, plain))) == {"ngram:3", "suffix:6", "grammar:4"}  # type: ignore[arg-type]
     assert set(made_by(every, methods_of(layer, named))) == set(every)  # type: ignore[arg-type]
     config = varied(plain, Condition(drafts="suffix:6"), 1024)
     assert config.speculation.speculative == "suffix:6,fixed"
