@@ -38,7 +38,7 @@ _METHODS = {
     **dict.fromkeys(("draft_model", "standalone", "draft", "draft-simple"), "draft"),
     **dict.fromkeys(("ngram", "ngram_gpu", "ngram-simple", "ngram-cache", "ngram-map-k",
                      "ngram-map-k4v", "ngram-mod"), "ngram"),
-    "suffix": "suffix", "draft-eagle3": "eagle3", "draft-mtp": "mtp",
+    "suffix": "suffix", "grammar": "grammar", "draft-eagle3": "eagle3", "draft-mtp": "mtp",
 }
 """Theirs, in small letters -> ours; also whatever ends in _mtp."""
 _FIELDS = ("prompt_lookup_max", "prompt_lookup_min", "suffix_decoding_max_tree_depth",

@@ -176,6 +176,15 @@ def test_planned_bytes_are_allocated(tmp_path: Path) -> None:
         assert measured["tables"] == planned["tables"]
 
 
+def test_what_drafts_by_text_is_planned_and_reported(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path)
+    _, own = opened(tmp_path, "suffix:3")
+    assert own.ready.drafts == 3 and own.ready.draft_methods == {"suffix": 3}
+    history = own.runner.tables.history
+    assert history.shape == (5, 64 + 3 + 1)
+    assert own.footprint.measured["tables"] == own.footprint.planned["tables"] > history.nbytes
+
+
 def test_drafts_without_a_drafter_are_refused(tmp_path: Path) -> None:
     plain, promised = tmp_path / "plain", tmp_path / "promised"
     write_checkpoint(plain)
