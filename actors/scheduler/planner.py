@@ -61,7 +61,9 @@ class Planner:
                 state.preempt(victim, "forced")
         self._preempt_background()
         self._preempt_for_priority(unresolved)
-        longest = self._open_window(forced) if forced else 0
+        state.table.window = 1 + self._made.drafts
+        if forced:
+            forced = self._open_window(forced)
         while True:
             rows, appends = self._reserve()
             draft = PartialPlan(self._budget - len(rows.slots) * state.table.window, [appends],
@@ -81,21 +83,24 @@ class Planner:
                 or (state.adapters is not None and state.adapters.leaving
                     and state.slots_to_release)):
             return None
+        if forced:  # some of them may have been preempted meanwhile
+            draft.forced = {sid: forced[sid] for sid in rows.sids.tolist() if sid in forced}
+            opened = state.table.window
+            state.table.window = 1 + max([self._made.drafts, *map(len, draft.forced.values())])
+            draft.budget += (opened - state.table.window) * len(rows.slots)
         state.table.plan_decode(rows)
-        if forced and longest:
-            draft.forced = {int(sid): forced[int(sid)][:longest] for sid in rows.sids
-                            if int(sid) in forced}
         return self._assemble(step, rows, draft)
 
-    def _open_window(self, forced: Mapping[int, Sequence[int]]) -> int:
+    def _open_window(self, forced: Mapping[int, Sequence[int]]) -> dict[int, Sequence[int]]:
         """Makes the next plan's windows as long as it pays for tokens that grammars force. Returns
-        how many of a sequence are made use of, at most."""
+        those tokens that it is to verify."""
         table, made = self._state.table, self._made.drafts
         assert self.drafting is not None
         wanted = self.drafting.forced(int(np.count_nonzero(table.decoding)),
                                       [len(tokens) for tokens in forced.values()])
-        table.window = 1 + max(made, wanted)
-        return table.window - 1
+        longest = max(made, wanted)
+        table.window = 1 + longest
+        return {sid: tokens[:longest] for sid, tokens in forced.items()} if longest else {}
 
     def reset(self, worker: Ready) -> None:
         """Starts over with a fresh worker: nothing runs, nothing is drafted yet. What was learnt of
