@@ -33,7 +33,7 @@ class RoutedStep(NamedTuple):
     experts: int
     """Of a layer."""
     values: Download
-    """i64[rows of all, layers, chosen]"""
+    """i32[rows of all, layers, chosen]"""
 
     def results(self, counts: NDArray[np.uint8]) -> list[RowExperts]:
         """Waits for the step; what `StepResult.experts` has. counts: u1[sampled sequences], the
@@ -69,7 +69,7 @@ def routed_rows(step: InputBatch, routed: set[int]) -> list[RoutedRows]:
 
 
 def chosen_of(chosen: list[Tensor], rows: list[RoutedRows]) -> Tensor:
-    """i64[rows of all, layers, chosen]. chosen: [T, chosen] of each layer."""
+    """i32[rows of all, layers, chosen]. chosen: i64[T, chosen] of each layer."""
     index = torch.cat([torch.arange(own.first, own.first + own.length) for own in rows])
     index = index.to(chosen[0].device)
-    return torch.stack([own.index_select(0, index) for own in chosen], 1)
+    return torch.stack([own.index_select(0, index) for own in chosen], 1).int()

@@ -97,6 +97,10 @@ def test_experts_over_http(served: Served, model: tuple[Path, Any]) -> None:
     assert status == 200, theirs
     numbers = np.frombuffer(b64decode(theirs["meta_info"]["routed_experts"]), np.int32)
     assert np.sort(numbers.reshape(values.shape), -1).tolist() == want
+    status, also = post("/inference/v1/generate", token_ids=PROMPT,
+                        sampling_params={**sampled, "routed_experts": True})
+    assert status == 200, also
+    assert also["choices"][0]["routed_experts"] == shown
     status, none = post("/v1/completions", prompt=PROMPT, **sampled)
     assert "routed_experts" not in none["choices"][0]
     status, refused = post("/v1/completions", prompt=PROMPT, return_routed_experts=True,

@@ -142,7 +142,7 @@ class ChatTurn(HttpTurn):
     def engine_fields(self) -> dict[str, str]:
         return {"structured": format_field(self.body,
                                            "functions" if self.body.legacy else "tools"),
-                "max_tokens": self.body.limit_field,
+                "max_tokens": self.body.limit_field, "routed_experts": "return_routed_experts",
                 "thinking_token_budget": "thinking_token_budget"
                 if self.body.thinking_token_budget is not None else "reasoning.max_tokens"}
 

@@ -165,7 +165,8 @@ class CompletionsTurn(HttpTurn):
 
     def engine_fields(self) -> dict[str, str]:
         return {"structured": format_field(self.body), "max_tokens": self.body.limit_field,
-                "token_ids": "prompt", "tokens": "prompt"}
+                "token_ids": "prompt", "tokens": "prompt",
+                "routed_experts": "return_routed_experts"}
 
     @property
     def shows_token_texts(self) -> bool:

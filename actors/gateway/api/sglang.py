@@ -189,7 +189,8 @@ class GenerateTurn(HttpTurn):
         return True
 
     def engine_fields(self) -> dict[str, str]:
-        return {"prompt": "text" if self.body.input_ids is None else "input_ids"}
+        return {"prompt": "text" if self.body.input_ids is None else "input_ids",
+                "routed_experts": "return_routed_experts"}
 
     @property
     def shows_token_texts(self) -> bool:

@@ -13,6 +13,7 @@ from helpers_deepseek import write_deepseek
 from helpers_hybrid import MOE, SPARSE, hybrid_runner, write_hybrid
 from helpers_mamba import write_granite
 from helpers_models import load, write_checkpoint
+from helpers_speculation import Work
 from helpers_worker import Output, Ring, make_runner
 
 from actorium.actors.messages import joined_experts
@@ -94,6 +95,16 @@ def test_they_change_no_token_and_cost_nothing_where_nobody_asks(moe: tuple[Deco
     assert model.tape.chosen is None
     names = [runner.runner.served.get(eager_key("experts"), 0) for runner in (ring, quiet)]
     assert names[0] > 0 == names[1]
+
+
+def test_drafts_that_were_not_accepted_are_not_told(moe: tuple[Decoder, Any]) -> None:
+    model, oracle = moe
+    work = Work(PROMPTS, [TOLD] * len(PROMPTS))
+    _, outputs = work.guessed(model, work.plain(model), 3,
+                              lambda seed, at: (seed * 31 + at * 17) % 5 < 3)
+    assert any(own.end - own.start == 3 for out in outputs for own in out.experts[1:])
+    for prompt, out in zip(PROMPTS, outputs, strict=True):
+        assert told(out) == theirs(oracle, prompt + out.tokens)[:-1]
 
 
 def test_a_prompt_in_the_prefix_cache_is_computed_again(moe: tuple[Decoder, Any]) -> None:
