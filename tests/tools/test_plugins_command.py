@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers_cli import Cli, cli  # noqa: F401
+from helpers_cli import Cli, cli
 from helpers_plugins import write_example, write_package
 
+__all__ = ["cli"]
 pytestmark = pytest.mark.usefixtures("real_starts")  # PYTHONPATH is read when Python starts
 
 
@@ -48,4 +49,4 @@ def test_a_broken_one_and_one_that_is_heavy(cli: Cli, site: Path) -> None:
 def test_a_start_with_what_is_not_installed_is_refused(cli: Cli) -> None:
     done = cli.run("serve", "--plugins", "a,nobody")
     assert done.returncode == 2
-    assert b"--plugins: a is not installed" in done.stderr
+    assert b"plugins: a is not installed" in done.stderr

@@ -126,6 +126,8 @@ def test_every_spelling_sets_the_same_field(key: str, value: object,
 
 
 BAD_FLAGS = [
+    (["--plugins", "a,,b"], "--plugins", "all, none or names of packages"),
+    (["--tool-call-parser", "nobodys"], "--tool-call-parser", "must be one of auto, none, harmony"),
     (["--max-loras", "2"], "--max-loras", "goes with --enable-lora"),
     ([LORA, "--max-loras", "0"], "--max-loras", "between 1 and 256"),
     ([LORA, "--max-lora-rank", "0"], "--max-lora-rank", "between 1 and 1024"),

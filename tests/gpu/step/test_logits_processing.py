@@ -4,7 +4,6 @@ again; and cost nothing where none is named."""
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -180,6 +179,11 @@ def test_what_is_no_logits_names_the_processor(model: Any, wrong: Any) -> None:
     runner.processing = LogitsProcessing({"bad": wrong}, runner.tables)
     with pytest.raises(ValueError, match="logits processor bad: must return logits of"):
         Work([[1]], [named(("bad", {}))]).ring(runner).run()
+
+
+def test_one_that_was_taken_away_is_named(model: Any) -> None:
+    with pytest.raises(ValueError, match="logits processor lost: is not installed any longer"):
+        Work([[1]], [named(("lost", {}))]).ring(make_runner(model, 0)).run()
 
 
 # --- the example of docs/plugins.md ---------------------------------------------------------------
