@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from helpers_graphs import with_graphs
 from helpers_kinds import write_kind
 from helpers_plugins import EXAMPLE
 from helpers_speculation import Hand, Work, make_runner, tokens_of
@@ -132,6 +133,16 @@ def test_drafts_change_nothing(model: Any, drafts: int, arrays: Any) -> None:
                   lambda seed, at: False):
         ring, out = WORK.guessed(model, want, drafts, right, runner={"arrays": arrays})
         assert tokens_of(out) == tokens_of(want)
+
+
+@pytest.mark.usefixtures("plugged", "as_on_a_device")
+def test_layers_from_graphs_change_nothing(model: Any) -> None:
+    """The kernels' tables of a device; the graphs' logits are sampled outside of them."""
+    want = tokens_of(WORK.plain(model, {"arrays": DeviceArrays}))
+    runner = make_runner(model, 0, arrays=DeviceArrays)
+    graphs = with_graphs(runner, [1, 2, 4, 8])
+    assert tokens_of(WORK.ring(runner).run()) == want
+    assert graphs.replays > 10
 
 
 @pytest.mark.usefixtures("plugged")
