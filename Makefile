@@ -9,7 +9,7 @@ PART ?= contact
 BIN = $(VENV)/bin
 STARTED := $(shell date +%s.%N)
 
-.PHONY: demo test test-processor test-oldest test-newest lock battery chaos kills recording picture adversary conformance lint \
+.PHONY: demo test test-processor test-oldest test-newest lock battery chaos soak kills recording picture adversary conformance lint \
 	bench startup prefix ptxas cluster long-run forms parity gpu-check gpu-wheels setup clean verify-all docs install-check
 .DEFAULT_GOAL := help
 
@@ -38,6 +38,7 @@ help:
 	@echo "make prefix     the prefix cache: hit ratios as the pool shrinks, microseconds"
 	@echo "make parity     a tiny checkpoint of every model class: what is proven of each, into docs/models.md"
 	@echo "make long-run   100,000 requests through the scheduler: flat memory, balanced books"
+	@echo "make soak       HOURS=1: requests of all kinds, adapters, vectors and kills: growth, drift, losses"
 	@echo "make gpu-check  PART=contact|kernels|tests: on a CUDA device, nine minutes each; TOY=1: on a CPU"
 	@echo "make ptxas      registers, spills and tensor cores of every kernel, without a device"
 	@echo "make forms      that no kernel is compiled for a request, by the rules of TRITON=3.6.0, say"
@@ -216,6 +217,12 @@ ptxas: $(VENV)/.ready-test
 	$(OTHER_TRITON)
 	PYTHONPATH=build/triton $(BIN)/python benchmarks/ptxas.py --sm $(or $(SM),80 89 90 100) \
 		--json $(OUT)/$(NAME).json --markdown $(OUT)/$(NAME).md
+
+# Everything at once, with kills in the first quarter; it fails where something grew, slowed down or got lost.
+# Memory is judged from some 50 minutes on, when all that is bounded is full.
+soak: $(VENV)/.ready-test
+	@mkdir -p $(OUT)
+	$(BIN)/python benchmarks/run.py soak_mixed --hours $(or $(HOURS),1) --json $(OUT)/soak-mixed.json $(SOAK_FLAGS)
 
 long-run: $(VENV)/.ready-test
 	@mkdir -p $(OUT)

@@ -130,17 +130,17 @@ def load_group(plugins: str, group: str, fault_of: Callable[[Any], str],
                taken: Callable[[str], bool] = lambda _: False) -> list[LoadedPlugin]:
     """Imports the plug-ins of a group. taken: whether the engine itself has one of a name, which a
     plug-in never replaces."""
-    found: list[LoadedPlugin] = []
+    loaded: list[LoadedPlugin] = []
     names: dict[str, str] = {}
     for one in plugins_of(plugins, group):
         if taken(one.name):
-            found.append(LoadedPlugin(one, None, "actorium has one of this name itself"))
+            loaded.append(LoadedPlugin(one, None, "actorium has one of this name itself"))
         elif one.name in names:
-            found.append(LoadedPlugin(one, None, f"{names[one.name]} has one of this name"))
+            loaded.append(LoadedPlugin(one, None, f"{names[one.name]} has one of this name"))
         else:
             names[one.name] = one.package
-            found.append(load_plugin(one, fault_of))
-    return found
+            loaded.append(load_plugin(one, fault_of))
+    return loaded
 
 
 def usable(loaded: list[LoadedPlugin]) -> dict[str, Any]:

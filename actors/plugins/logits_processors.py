@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.params import MAX_PROCESSORS, ProcessorCall
@@ -19,10 +19,9 @@ from actorium.actors.plugins.entry_points import (
     load_group,
 )
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 LOG = logging.getLogger("actorium.plugins")
+Tensor: TypeAlias = Any
+"""torch's, which actors do not import."""
 
 
 class ProcessedRows(NamedTuple):

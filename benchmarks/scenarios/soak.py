@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import statistics
 import tempfile
 import time
@@ -48,6 +49,10 @@ WORDS = ("fox", "moon", "river", "stone", "bread", "night", "garden", "letter", 
          "clock", "bridge", "child", "door", "apple", "sea")
 
 
+ID = re.compile(rb'"id": ?"([^"]+)"')
+"""The id of an answer, in its first event."""
+
+
 class Sample(NamedTuple):
     """One look: requests begun by then, and of each role (bytes, descriptors)."""
 
@@ -58,9 +63,18 @@ class Sample(NamedTuple):
 class Crowd:
     """Callers that send one request after another, over connections that are kept."""
 
-    def __init__(self, url: str, requests: int, seed: int) -> None:
-        self.begun, self.ended = 0, Counter[str]()
+    def __init__(self, url: str, requests: int, seed: int, kinds: Kinds | None = None) -> None:
+        """kinds: of requests; default: `KINDS`."""
+        self.begun, self.ended, self.kinds = 0, Counter[str](), kinds or KINDS
+        self.ids, self.repeated = set[bytes](), 0
+        """Of answers so far, and how often one came again."""
+        self.chats: list[tuple[float, float]] = []
+        """Of each whole chat: when it ended, and the seconds that it took."""
         self._http, self._requests, self._random = Http(url), requests, random.Random(seed)
+
+    def stop(self) -> None:
+        """Begins no request any more."""
+        self._requests = 0
 
     async def run(self, at_once: int) -> None:
         await asyncio.gather(*(self._caller() for _ in range(at_once)))
@@ -71,10 +85,11 @@ class Crowd:
         while self.begun < self._requests:
             self.begun += 1
             (kind, (_, path, make)), = chance.choices(
-                [*KINDS.items()], [share for share, _, _ in KINDS.values()])
+                [*self.kinds.items()], [share for share, _, _ in self.kinds.values()])
             headers = f"authorization: Bearer key-{chance.randrange(TENANTS)}\r\n"
             if chance.random() < 0.05:
                 headers += f"idempotency-key: {chance.randrange(10 ** 9)}\r\n"
+            began = time.monotonic()
             try:
                 ended = await self._call(path, make(chance), headers)
             except RefusedByServer as error:
@@ -82,6 +97,8 @@ class Crowd:
             except EngineUnavailable:
                 ended = "broken"
             self.ended[f"{kind} {ended}"] += 1
+            if (kind, ended) == ("chat", "200"):
+                self.chats.append((now := time.monotonic(), now - began))
 
     async def _call(self, path: str, body: dict[str, Any], headers: str) -> str:
         """How it ended; some callers leave, half of these before anything can have come."""
@@ -90,7 +107,12 @@ class Crowd:
         try:
             async with asyncio.timeout(early), aclosing(
                     self._http.events(path, body, headers)) as events:
-                async for _ in events:
+                fresh = True
+                async for event in events:
+                    if fresh and (found := ID.search(event)):
+                        self.repeated += found[1] in self.ids
+                        self.ids.add(found[1])
+                    fresh = False
                     if leaves:
                         return "left"
         except TimeoutError:
@@ -100,7 +122,7 @@ class Crowd:
 
 # --- what is asked --------------------------------------------------------------------------------
 
-def _text(chance: random.Random) -> str:
+def prompt_text(chance: random.Random) -> str:
     if chance.random() < 0.85:
         return " ".join(chance.choices(WORDS, k=chance.randrange(1, 9)))
     told = " ".join(chance.choices(WORDS, k=chance.randrange(9, 60)))
@@ -112,27 +134,27 @@ def _base(chance: random.Random) -> dict[str, Any]:
             "temperature": chance.choice((0, 1)), "stream": chance.random() < 0.5}
 
 
-def _chat(chance: random.Random) -> dict[str, Any]:
-    return _base(chance) | {"messages": [{"role": "user", "content": _text(chance)}],
+def chat_body(chance: random.Random) -> dict[str, Any]:
+    return _base(chance) | {"messages": [{"role": "user", "content": prompt_text(chance)}],
                             "user": str(chance.random())}
 
 
 def _completion(chance: random.Random) -> dict[str, Any]:
-    return _base(chance) | {"prompt": _text(chance), "stop": chance.choices(WORDS, k=2)}
+    return _base(chance) | {"prompt": prompt_text(chance), "stop": chance.choices(WORDS, k=2)}
 
 
 def _several(chance: random.Random) -> dict[str, Any]:
-    return _base(chance) | {"prompt": _text(chance), "n": chance.randrange(2, 5),
+    return _base(chance) | {"prompt": prompt_text(chance), "n": chance.randrange(2, 5),
                             "logprobs": chance.choice((None, 3))}
 
 
 def _logprobs(chance: random.Random) -> dict[str, Any]:
-    return _chat(chance) | {"logprobs": True, "top_logprobs": chance.randrange(0, 6)}
+    return chat_body(chance) | {"logprobs": True, "top_logprobs": chance.randrange(0, 6)}
 
 
 def _schema(chance: random.Random) -> dict[str, Any]:
     number = chance.randrange(20) if chance.random() < 0.95 else chance.randrange(10 ** 9)
-    return _chat(chance) | _formatted({"type": "object", "required": [f"field{number}"],
+    return chat_body(chance) | _formatted({"type": "object", "required": [f"field{number}"],
                                        "properties": {f"field{number}": {"type": "integer"}}})
 
 
@@ -147,39 +169,41 @@ def _pattern(chance: random.Random) -> dict[str, Any]:
 
 
 def _response(chance: random.Random) -> dict[str, Any]:
-    return {"input": _text(chance), "max_output_tokens": 4, "stream": chance.random() < 0.5,
+    return {"input": prompt_text(chance), "max_output_tokens": 4, "stream": chance.random() < 0.5,
             "store": chance.random() < 0.5}
 
 
 def _message(chance: random.Random) -> dict[str, Any]:
     return {"model": "default", "max_tokens": 4, "stream": chance.random() < 0.5,
-            "messages": [{"role": "user", "content": _text(chance)}]}
+            "messages": [{"role": "user", "content": prompt_text(chance)}]}
 
 
 def _resumable(chance: random.Random) -> dict[str, Any]:
-    return _chat(chance) | {"stream": True, "stream_options": {"resumable": True}}
+    return chat_body(chance) | {"stream": True, "stream_options": {"resumable": True}}
 
 
 def _tokenize(chance: random.Random) -> dict[str, Any]:
-    return {"prompt": _text(chance)}
+    return {"prompt": prompt_text(chance)}
 
 
 def _refused(chance: random.Random) -> dict[str, Any]:
     wrong: dict[str, Any] = chance.choice((
         {"temperature": -1}, {"messages": []}, {"max_tokens": "many"}, {"model": "no such"},
         _formatted({"type": f"t{chance.random()}"})))
-    return _chat(chance) | wrong
+    return chat_body(chance) | wrong
 
 
+Kinds = dict[str, tuple[int, str, Callable[[random.Random], dict[str, Any]]]]
+"""Name -> (its share, path, what makes a body)."""
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-KINDS: dict[str, tuple[int, str, Callable[[random.Random], dict[str, Any]]]] = {
-    "chat": (25, CHAT, _chat), "completion": (25, COMPLETIONS, _completion),
+KINDS: Kinds = {
+    "chat": (25, CHAT, chat_body), "completion": (25, COMPLETIONS, _completion),
     "several": (8, COMPLETIONS, _several), "logprobs": (8, CHAT, _logprobs),
     "schema": (6, CHAT, _schema), "pattern": (4, COMPLETIONS, _pattern),
     "response": (6, "/v1/responses", _response), "message": (6, "/v1/messages", _message),
     "resumable": (4, CHAT, _resumable), "tokenize": (4, "/tokenize", _tokenize),
     "refused": (4, CHAT, _refused)}
-"""Name -> (how many of a hundred, path, what makes a body)."""
+"""Of a hundred requests."""
 
 
 # --- the processes ---

@@ -67,8 +67,10 @@ class LogitsProcessing:
         return logits
 
     def _processed(self, name: str, logits: Tensor, rows: ProcessedRows) -> Tensor:
-        shape = logits.shape
-        out = self._processors[name](logits, rows)
+        shape, processor = logits.shape, self._processors.get(name)
+        if processor is None:  # of a request from before an upgrade
+            raise ValueError(f"logits processor {name}: is not installed any longer")
+        out = processor(logits, rows)
         if not isinstance(out, Tensor) or out.shape != shape:
             got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
             raise ValueError(f"logits processor {name}: must return logits of {tuple(shape)}, "

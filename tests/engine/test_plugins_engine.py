@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -14,18 +15,28 @@ from urllib.request import Request, urlopen
 import pytest
 import torch
 from helpers_models import write_checkpoint
-from helpers_plugins import write_example
+from helpers_plugins import write_example, write_package
 from helpers_served import Served
 
-from actorium import Engine, InvalidRequest, SamplingParams
+from actorium import Client, Engine, InvalidRequest, SamplingParams
+from actorium.actors.errors import Quarantined
 from actorium.actors.gateway import actor
 from actorium.actors.params import ProcessorCall
+from actorium.actors.plugins.entry_points import LOGITS_PROCESSORS
 from actorium.actors.runtime.rundir import engine_dir
 
 NEW = 48
 PROMPTS = [[5, 6, 7, 5, 6], [9], list(range(40, 70))]
 SIZES = (2, 3, 0)
 """Of the sequences that must not be repeated, for each prompt; 0 = none."""
+
+RAISING = """
+class Raising:
+    arguments = ()
+    def check(self, args): pass
+    def __call__(self, logits, rows): raise RuntimeError("no luck")
+RAISING = Raising()
+"""
 
 
 def chosen(oracle: Any, prompt: list[int], size: int) -> list[int]:
@@ -55,6 +66,8 @@ def served(want: tuple[Path, list[list[int]]], tmp_path_factory: pytest.TempPath
            ) -> Iterator[Served]:
     site = tmp_path_factory.mktemp("site")
     write_example(site)
+    write_package(site, "raising", {LOGITS_PROCESSORS: {"raising": "plugged_raising:RAISING"}})
+    (site / "plugged_raising.py").write_text(RAISING)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(site))
         with Engine(want[0], skip_tokenizer=True, device="cpu", threads=1, port=0,
@@ -115,7 +128,7 @@ def test_by_http_with_the_names_of_others(served: Served,
 
 
 @pytest.mark.parametrize(("call", "why"), [
-    (ProcessorCall("nobody"), "there is no 'nobody'; this engine has no_repeated_ngrams"),
+    (ProcessorCall("nobody"), "there is no 'nobody'; this engine has no_repeated_ngrams, raising"),
     (ProcessorCall("no_repeated_ngrams", {"ngram_size": 1}), "ngram_size: must be a number"),
     (ProcessorCall("no_repeated_ngrams", {"size": 2}), "has no argument 'size', but ngram_size"),
     (ProcessorCall("", {"size": 2}), "vllm_xargs: 'size': no logits processor has such"),
@@ -123,3 +136,14 @@ def test_by_http_with_the_names_of_others(served: Served,
 def test_what_is_wrong_is_refused_by_name(served: Served, call: ProcessorCall, why: str) -> None:
     with pytest.raises(InvalidRequest, match=why):
         served.engine.client.generate([1], SamplingParams(logits_processors=[call]))
+
+
+def test_one_that_raises_harms_its_own_request_alone(served: Served,
+                                                     want: tuple[Path, list[list[int]]]) -> None:
+    """The worker dies of it, and finds out which request it was."""
+    bad = SamplingParams(max_tokens=4, logits_processors=[ProcessorCall("raising")])
+    with ThreadPoolExecutor() as pool, Client(served.engine.name) as client:
+        good = pool.submit(client.generate, PROMPTS[0], params(SIZES[0]))
+        with pytest.raises(Quarantined):
+            served.engine.client.generate([1], bad)
+        assert list(good.result().token_ids) == want[1][0]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from helpers_cli import Cli, cli  # noqa: F401
-from helpers_plugins import write_example, write_package
+from helpers_cli import Cli, cli
+from helpers_plugins import EXAMPLE, write_example, write_package
 
+__all__ = ["cli"]
 pytestmark = pytest.mark.usefixtures("real_starts")  # PYTHONPATH is read when Python starts
 
 
@@ -48,4 +52,14 @@ def test_a_broken_one_and_one_that_is_heavy(cli: Cli, site: Path) -> None:
 def test_a_start_with_what_is_not_installed_is_refused(cli: Cli) -> None:
     done = cli.run("serve", "--plugins", "a,nobody")
     assert done.returncode == 2
-    assert b"--plugins: a is not installed" in done.stderr
+    assert b"plugins: a is not installed" in done.stderr
+
+
+@pytest.mark.slow
+def test_the_example_as_pip_installs_it(cli: Cli, tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "site"
+    shutil.copytree(EXAMPLE, source)
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps",
+                    "--no-build-isolation", "--target", str(target), str(source)], check=True)
+    done = cli.run("plugins", "--plugins", "actorium-example", PYTHONPATH=str(target))
+    assert done.returncode == 0 and done.stdout.count(b" ok\n") == 5

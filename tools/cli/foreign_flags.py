@@ -243,10 +243,11 @@ REFUSED = (
           valued="disaggregation-mode"),
     Group("prompts and pages are computed in one engine",
           valued="kv-transfer-config ec-transfer-config"),
-    Group("no code of others is run in an engine", "custom-logit-processor",
+    Group("code comes from installed packages alone (docs/plugins.md)", "custom-logit-processor",
           "tool-parser-plugin reasoning-parser-plugin io-processor-plugin scheduler-cls "
           "worker-extension-cls custom-weight-loader", "middleware logits-processors"),
-    Group("no code of others is run in an engine", unless="auto", valued="worker-cls"),
+    Group("code comes from installed packages alone (docs/plugins.md)", unless="auto",
+          valued="worker-cls"),
     Group("tokenizer.json is read", unless="auto fast slow hf", valued="tokenizer-mode"),
     Group("there is no such output", "return-hidden-states"),
     Group("prompts are text or token ids, images and videos files", "prompt-embeds mm-embeds"),

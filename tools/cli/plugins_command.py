@@ -38,26 +38,26 @@ def run(command: str, argv: list[str]) -> int:
     parsed = parse("actorium plugins", argv, PluginsOptions, ABOUT)
     plugins = parsed.config.runtime.plugins
     narrowed(plugins)
-    found: list[LoadedPlugin] = []
+    loaded: list[LoadedPlugin] = []
     heavy = ""
     for group, load in LOADERS.items():
-        found += load(plugins)
+        loaded += load(plugins)
         if not heavy and "torch" in sys.modules:
             heavy = group
-    found.sort(key=lambda one: (one.plugin.package, GROUPS.index(one.plugin.group)))
+    loaded.sort(key=lambda one: (one.plugin.package, GROUPS.index(one.plugin.group)))
     if parsed.options.json:
         print(json.dumps({"plugins": [one.plugin._asdict() | {"fault": one.fault}
-                                      for one in found], "torch_imported_by": heavy or None}))
+                                      for one in loaded], "torch_imported_by": heavy or None}))
     else:
-        print("\n".join(_lines(found, heavy)))
-    return 1 if any(one.fault for one in found) else 0
+        print("\n".join(_lines(loaded, heavy)))
+    return 1 if any(one.fault for one in loaded) else 0
 
 
-def _lines(found: list[LoadedPlugin], heavy: str) -> list[str]:
-    if not found:
+def _lines(loaded: list[LoadedPlugin], heavy: str) -> list[str]:
+    if not loaded:
         return ["no plug-ins are installed (docs/plugins.md)"]
     lines, package = [], ""
-    for one in found:
+    for one in loaded:
         if one.plugin.package != package:
             package = one.plugin.package
             lines.append(f"{package} {one.plugin.version}")
@@ -65,6 +65,6 @@ def _lines(found: list[LoadedPlugin], heavy: str) -> list[str]:
         state = f"cannot be used: {one.fault}" if one.fault else "ok"
         lines.append(f"  {group:<20}{one.plugin.name:<24}{state}")
     if heavy:
-        lines.append(f"a plug-in of {heavy} imports torch when it is loaded, and so do all processes "
-                     "that load it: import torch in the function that uses it")
+        lines.append(f"a plug-in of {heavy} imports torch when it is loaded, and so do all "
+                     "processes that load it: import torch in the function that uses it")
     return lines

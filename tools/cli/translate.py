@@ -110,7 +110,7 @@ _STRUCTURED = {
     "disable_any_whitespace": foreign_flags.WHITESPACE,
     "disable_additional_properties": "the JSON schema decides about further properties",
     "enable_in_reasoning": "reasoning is free, the answer behind it is held to its form",
-    "reasoning_parser_plugin": "no code of others is run in an engine",
+    "reasoning_parser_plugin": "code comes from installed packages alone (docs/plugins.md)",
 }
 """Keys of vLLM's object -> why it is not followed; of the first two nothing is missed."""
 

@@ -4,12 +4,12 @@ again; and cost nothing where none is named."""
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from helpers_graphs import with_graphs
 from helpers_kinds import write_kind
 from helpers_plugins import EXAMPLE
 from helpers_speculation import Hand, Work, make_runner, tokens_of
@@ -135,6 +135,16 @@ def test_drafts_change_nothing(model: Any, drafts: int, arrays: Any) -> None:
         assert tokens_of(out) == tokens_of(want)
 
 
+@pytest.mark.usefixtures("plugged", "as_on_a_device")
+def test_layers_from_graphs_change_nothing(model: Any) -> None:
+    """The kernels' tables of a device; the graphs' logits are sampled outside of them."""
+    want = tokens_of(WORK.plain(model, {"arrays": DeviceArrays}))
+    runner = make_runner(model, 0, arrays=DeviceArrays)
+    graphs = with_graphs(runner, [1, 2, 4, 8])
+    assert tokens_of(WORK.ring(runner).run()) == want
+    assert graphs.replays > 10
+
+
 @pytest.mark.usefixtures("plugged")
 def test_preemption_and_chunks_change_nothing(model: Any) -> None:
     want = tokens_of(WORK.plain(model))
@@ -180,6 +190,11 @@ def test_what_is_no_logits_names_the_processor(model: Any, wrong: Any) -> None:
     runner.processing = LogitsProcessing({"bad": wrong}, runner.tables)
     with pytest.raises(ValueError, match="logits processor bad: must return logits of"):
         Work([[1]], [named(("bad", {}))]).ring(runner).run()
+
+
+def test_one_that_was_taken_away_is_named(model: Any) -> None:
+    with pytest.raises(ValueError, match="logits processor lost: is not installed any longer"):
+        Work([[1]], [named(("lost", {}))]).ring(make_runner(model, 0)).run()
 
 
 # --- the example of docs/plugins.md ---------------------------------------------------------------
