@@ -170,7 +170,7 @@ RANKS = "must be between 1 and 1024, got 0"
     (["--chat-template", "no-such"], "--chat-template: no such file: 'no-such'"),
     (["--speculative-config", "{"], "--speculative-config: is not a JSON object"),
     (["--speculative-config", '{"method": "medusa", "num_speculative_tokens": 2}'],
-     "--speculative-config method: must be one of mtp, eagle3, draft, ngram, suffix, "),
+     "--speculative-config method: must be one of mtp, eagle3, draft, ngram, suffix, grammar (or "),
     (["--draft-max", "32"], "--draft-max: must be between 1 and 16, got 32"),
     (["-lcs", "cache.bin"], "-lcs: not here: drafts are made of each sequence's own text"),
     (["--speculative-config", '{"method": "ngram", "prompt_lookup_min": 9}'],
