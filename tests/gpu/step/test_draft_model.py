@@ -18,6 +18,7 @@ from helpers_parity import tokens
 from helpers_speculation import Hand, Work, make_runner, tokens_of
 
 from actorium.actors.params import ResolvedParams
+from actorium.actors.scheduler.draft_policy import DraftChoice
 from actorium.gpu.step.draft_model import REMEMBERED
 from actorium.gpu.step.staging import DeviceArrays, HostArrays
 
@@ -174,9 +175,11 @@ def test_tokens_are_those_without_drafts(make: Callable[[str], Any], kind: str) 
     want = WORK.plain(model)
     for preempt_every in (0, 7):
         runner = make_runner(model, 4, draft=make("draft"), slots=6, checkpoints=8)
-        ring = WORK.ring(runner, budget=24, force_preempt_every=preempt_every)
+        ring = WORK.ring(runner, budget=24, force_preempt_every=preempt_every,
+                         speculative="draft:4")
         chosen = iter(choices * 1000)
-        ring.core._planner.drafting.next = lambda batch, chosen=chosen: next(chosen)
+        ring.core._planner.drafting.next = lambda batch, chosen=chosen: DraftChoice(
+            "draft", next(chosen))
         got = ring.run()
         assert tokens_of(got) == tokens_of(want)
         gauges = ring.core.health().gauges
@@ -195,11 +198,12 @@ def test_a_model_that_drafts_for_itself_is_always_right(make: Callable[[str], An
     greedy = ResolvedParams(max_tokens=40, temperature=0.0)
     work = Work(PROMPTS, [greedy] * len(PROMPTS))
     runner = make_runner(model, 4, draft=model, slots=6)
-    ring = work.ring(runner, budget=24, force_preempt_every=preempt_every)
+    ring = work.ring(runner, budget=24, force_preempt_every=preempt_every,
+                     speculative="draft:4")
     chosen = iter([4, 4, 2, 0, 0, 3, 4, 1, *[0] * 22, 4, 4] * 1000)
     drafting = ring.core._planner.drafting
-    drafting.next = lambda batch: next(chosen)
-    drafting.verified = lambda seen: wrong.append(sum(seen.going[1:-1]))
+    drafting.next = lambda batch: DraftChoice("draft", next(chosen))
+    drafting.verified = lambda method, seen: wrong.append(sum(seen.going[1:-1]))
     assert tokens_of(ring.run()) == tokens_of(work.plain(model))
     assert len(wrong) > 10 and not any(wrong), wrong
     assert (ring.preemptions > 0) == (preempt_every > 0)
