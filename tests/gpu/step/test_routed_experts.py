@@ -23,9 +23,13 @@ from actorium.gpu.models.decoder import Decoder
 
 PROMPTS = [[(7 * i + n) % 199 for i in range(n)] for n in (1, 17, 40, 83)]
 TOLD = ResolvedParams(max_tokens=12, temperature=0.8, routed_experts=True)
+GEMMA = {"enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "global_head_dim": 24,
+         "moe_intermediate_size": 24, "num_hidden_layers": 2, "sliding_window": 9,
+         "hidden_size_per_layer_input": 0, "layer_types": ["sliding_attention", "full_attention"]}
 OTHERS: dict[str, tuple[Callable[[Path], Any], tuple[int, int]]] = {
     "DeepSeek-V3": (lambda path: write_deepseek(path, 3), (2, 3)),
-    "Granite 4": (lambda path: write_granite(path, num_local_experts=4), (0, 0)),
+    "Gemma 4": (lambda path: write_checkpoint(path, "Gemma4ForCausalLM", **GEMMA), (2, 2)),
+    "Granite 4": (lambda path: write_granite(path, num_local_experts=4), (4, 3)),
     "Qwen3.5-MoE": (lambda path: write_hybrid(path, SPARSE, 5), (4, 3)),
     "GPT-OSS": (lambda path: write_checkpoint(path, "GptOssForCausalLM", num_local_experts=5,
                                               num_experts_per_tok=2), (3, 2)),
@@ -129,9 +133,8 @@ def test_mixtures_in_other_places_are_told(tmp_path: Path, family: str) -> None:
     out = ring.run()[0]
     assert not out.error
     shape = joined_experts(out.experts).shape
-    assert shape == (len(PROMPTS[1]) + 11, model.shape.mixtures, model.shape.experts.chosen)
-    if layers:
-        assert shape[1:] == (layers, chosen)
+    assert shape == (len(PROMPTS[1]) + 11, layers, chosen)
+    assert model.shape.mixtures == layers
 
 
 def test_what_would_not_fit_a_message_is_refused(moe: tuple[Decoder, Any],
