@@ -54,6 +54,8 @@ fi
 if [[ ",$extras," == *,test,* ]]; then
     command -v chromium chromium-browser google-chrome google-chrome-stable chrome >/dev/null ||
         apt_install chromium || note "no browser: the tests of the page will be skipped"
+    command -v redis-server >/dev/null || command -v valkey-server >/dev/null ||
+        apt_install redis-server || note "no Redis: the tests of remote pages will be skipped"
     command -v ip >/dev/null || apt_install iproute2 ||
         note "no iproute2: tests of several machines will be skipped"
 fi

@@ -116,7 +116,7 @@ class Inventory(Message, frozen=True):
 
 
 class CacheDelta(Message, frozen=True):
-    """Prefixes added to the cache and removed since the last delta (`prefix_index.prefix_hashes`).
+    """Prefixes added to the cache and removed since the last delta (`page_numbers.prefix_hashes`).
     """
 
     sequence: StepNo

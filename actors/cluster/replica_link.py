@@ -27,44 +27,36 @@ from actorium.actors.cluster.cluster_messages import (
     life_of,
     pieces,
 )
-from actorium.actors.cluster.routing.prefix_index import Hashes, prefix_hashes, root_hash
 from actorium.actors.config.cluster_settings import ROUTER_ROLE, ReplicaOf
 from actorium.actors.core import LEDGER, Context, Health, Send
 from actorium.actors.health import READY_PHASES
 from actorium.actors.ledger.records import LedgerHistory, entry_records
 from actorium.actors.messages import AbortRequest, Hello, Submit, ToScheduler
+from actorium.actors.scheduler.cache.page_numbers import Hashes, NumberedTree
 from actorium.actors.scheduler.cache.radix_cache import RadixCache
-from actorium.actors.scheduler.cache.tree_nodes import TreeNode, TreeObserver
+from actorium.actors.scheduler.cache.tree_nodes import TreeNode
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.outgoing import DETOKENIZER
 from actorium.actors.scheduler.recovery.recovery_log import PriorRun, restore_requests
 from actorium.actors.scheduler.request_state import Key
 
 
-class PrefixReport(TreeObserver):
-    """Watches one tree at a time."""
+class PrefixReport(NumberedTree):
+    """What a replica tells the router of its prefix cache."""
 
     def __init__(self) -> None:
-        self._tree: RadixCache | None = None
-        self._hashes: dict[TreeNode, Hashes] = {}
-        """Of the pages of each node."""
+        super().__init__()
         self._changes: dict[int, bool] = {}
         """Since the last delta: whether the page has been added (else removed)."""
         self._sequence = 0
         self._whole = True
         """The next delta is all that there is."""
 
-    def watch(self, tree: RadixCache | None) -> None:
+    def watch(self, tree: RadixCache | None) -> bool:
         """Watches this tree from now on; of another one than before all is reported."""
-        if tree is self._tree:
-            return
-        self._tree, self._whole = tree, True
-        self._hashes.clear()
-        if tree is not None:
-            if self not in tree.pages.observers:
-                tree.pages.observers.append(self)
-            for node in tree.nodes():
-                self.grown(node)
+        other = super().watch(tree)
+        self._whole = self._whole or other
+        return other
 
     def start_over(self) -> None:
         """The next delta is the whole cache."""
@@ -75,7 +67,7 @@ class PrefixReport(TreeObserver):
         if self._whole:
             self._whole, self._sequence = False, 0
             self._changes.clear()
-            held = [*self._hashes.values()]
+            held = [*self.numbers.values()]
             return CacheDelta(0, np.concatenate(held).tobytes() if held else b"", b"")
         if not self._changes:
             return None
@@ -86,29 +78,11 @@ class PrefixReport(TreeObserver):
         return CacheDelta(self._sequence, np.array(added, np.uint64).tobytes(),
                           np.array(removed, np.uint64).tobytes())
 
-    # --- the tree ---
+    def added(self, node: TreeNode, numbers: Hashes) -> None:
+        self._changes.update(dict.fromkeys(numbers.tolist(), True))
 
-    def grown(self, node: TreeNode) -> None:
-        assert self._tree is not None
-        parent = node.parent
-        assert parent is not None
-        before = (int(self._hashes[parent][-1]) if parent.parent is not None
-                  else root_hash(parent.salt))
-        own = self._hashes[node] = prefix_hashes(node.key, self._tree.page_size, before,
-                                                 node.end - node.size)
-        self._changes.update(dict.fromkeys(own.tolist(), True))
-
-    def split(self, upper: TreeNode, node: TreeNode) -> None:
-        both = self._hashes[node]
-        self._hashes[upper], self._hashes[node] = both[:upper.size], both[upper.size:]
-
-    def cut(self, node: TreeNode, keep: int) -> None:
-        own = self._hashes[node]
-        self._changes.update(dict.fromkeys(own[keep:].tolist(), False))
-        if keep:
-            self._hashes[node] = own[:keep].copy()
-        else:
-            del self._hashes[node]
+    def removed(self, numbers: Hashes) -> None:
+        self._changes.update(dict.fromkeys(numbers.tolist(), False))
 
 
 REPORT_EVERY = 0.25

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from actorium.actors.config.adapter_settings import AdapterConfig
 from actorium.actors.config.cluster_settings import ClusterConfig
+from actorium.actors.config.kv_event_settings import KVEventConfig
 from actorium.actors.config.media_settings import MediaConfig
 from actorium.actors.config.models_settings import ModelsConfig
 from actorium.actors.config.parsed_values import hashed
@@ -131,9 +132,14 @@ class MemoryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """DIR:64GiB, a directory and the most that may lie in it: for pages that the host's memory has
     no room for, or without host_cache for all that the pool has none for. They are found again
     after a restart, by all engines that serve the same model in the same way."""
+    remote_cache: str = ""
+    """redis://HOST:6379/0 (rediss:// with TLS): a Redis or Valkey server in place of `disk_cache`,
+    which engines on many machines may share. Its owner reads and writes all pages."""
+    remote_cache_password_file: str = ""
+    """File with its PASSWORD, or USER:PASSWORD."""
     disk_timeout: float = 2.0
-    """Seconds within which `disk_cache` must say what it has, and give it; what has not come by
-    then is computed, and the disk left alone for half a minute."""
+    """Seconds within which `disk_cache` or `remote_cache` must say what it has, and give it; what
+    has not come by then is computed, and the disk or server left alone for half a minute."""
     eviction_policy: str = "lru"
     """lru | lfu | priority: which cached prefix goes first when pages run out."""
     debug_memory: bool = False
@@ -141,6 +147,12 @@ class MemoryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     at every idle moment and every `audit_every` steps."""
     audit_every: int = 64
     """Steps between audits with debug_memory."""
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """The settings that are on of those that keep pages below the pool."""
+        return tuple(name for name in ("host_cache", "disk_cache", "remote_cache")
+                     if getattr(self, name))
 
 
 class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -475,6 +487,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     gateway: GatewayConfig = GatewayConfig()
     media: MediaConfig = MediaConfig()
     adapters: AdapterConfig = AdapterConfig()
+    kv_events: KVEventConfig = KVEventConfig()
     cluster: ClusterConfig = ClusterConfig()
     models: ModelsConfig = ModelsConfig()
     runtime: RuntimeConfig = RuntimeConfig()

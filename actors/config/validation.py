@@ -13,6 +13,7 @@ from actorium.actors.config.attention_names import asked_backends
 from actorium.actors.config.call_format_names import TOOL_PARSERS
 from actorium.actors.config.cluster_settings import cluster_rules, clustered
 from actorium.actors.config.graph_settings import LEVELS, MOST_TOKENS, batch_setting, token_setting
+from actorium.actors.config.kv_event_settings import kv_event_rules
 from actorium.actors.config.media_settings import media_rules
 from actorium.actors.config.models_settings import models_rules, serves_models
 from actorium.actors.config.parsed_values import (
@@ -59,6 +60,7 @@ OF_TLS = ("ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs", "ssl_cert_reqs"
 """Fields that say how TLS is spoken, where it is."""
 KEY = ("must be printable, not empty, and without spaces around it: callers could not send it, and "
        "none at all is not to open the doors")
+REMOTE = re.compile(r"rediss?://[^@/\s]+(/\d*)?(\?[^@\s]*)?")
 Rule = tuple[str, bool, str]
 """(section.field, whether its value is valid, what it must be)"""
 
@@ -69,6 +71,7 @@ def validate(config: Config) -> Config:
                             *_scheduler_rules(config.scheduler), *_device_rules(config.device),
                             *_process_rules(config), *media_rules(config.media),
                             *adapter_rules(config.adapters),
+                            *kv_event_rules(config.kv_events, config.memory.prefix_cache),
                             *cluster_rules(config.cluster),
                             *models_rules(config.models, config.model.model),
                             *_several_models_rules(config)):
@@ -135,6 +138,13 @@ def _memory_rules(mem: MemoryConfig) -> list[Rule]:
         ("memory.kv_cache_bytes", mem.kv_cache_bytes >= 1 << 16, "must be at least 64 KiB"),
         ("memory.host_cache", mem.host_cache >= 0, "must not be negative"),
         ("memory.disk_cache", not (fault := disk_cache_fault(mem.disk_cache)), fault),
+        ("memory.remote_cache", not mem.remote_cache
+         or REMOTE.fullmatch(mem.remote_cache) is not None, "must be redis://HOST:PORT/DB, or "
+         "rediss://, without a password (remote_cache_password_file)"),
+        ("memory.remote_cache", not (mem.remote_cache and mem.disk_cache),
+         "cannot be combined with disk_cache"),
+        ("memory.remote_cache_password_file",
+         bool(mem.remote_cache) or not mem.remote_cache_password_file, "goes with remote_cache"),
         ("memory.disk_timeout", 0 < mem.disk_timeout < math.inf, "must be above 0 and finite"),
         ("memory.kv_cache_dtype", mem.kv_cache_dtype in KV_DTYPES,
          f"must be one of {', '.join(KV_DTYPES)}"),

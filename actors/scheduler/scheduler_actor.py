@@ -68,6 +68,13 @@ class SchedulerActor(CoreObserver):
         self.link = None if replica is None else ReplicaLink(core, replica, context)
         if self.link is not None:
             self.inbox = self.link.inbox
+        self.publisher = None
+        if config.kv_events.kv_events_endpoint:
+            from actorium.actors.scheduler.kv_event_publisher import KVEventPublisher
+
+            self.publisher = KVEventPublisher(
+                config.kv_events, core.state, context.epoch,
+                0 if replica is None else replica.index)
 
     # --- messages ---
 
@@ -108,6 +115,8 @@ class SchedulerActor(CoreObserver):
             with self.recorder.until_failure():
                 sends = self._core.on_wake(now)
             self.recorder.on_wake(now, sends)
+        if self.publisher is not None:
+            self.publisher.publish()
         return sends if self.link is None else self.link.on_wake(sends, now, self.health)
 
     def next_timer(self) -> float | None:
@@ -123,6 +132,8 @@ class SchedulerActor(CoreObserver):
     def on_start(self, post: Post) -> None:
         self.compiler.on_start(post)
         self.reader.on_start(post)
+        if self.publisher is not None:
+            self.publisher.on_start(post)
 
     def drain(self, now: float) -> None:
         self._call("drain", now)

@@ -7,6 +7,7 @@ compared.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import subprocess
@@ -20,7 +21,7 @@ import numpy as np
 from harness import Rows, scenario
 from scenarios.peers import peer_environment
 
-from actorium import Engine, PoolingParams
+from actorium import AsyncClient, Engine, PoolingParams, SamplingParams
 from actorium.actors.client.requests import Request
 
 SENTENCE_TRANSFORMERS = """
@@ -118,3 +119,56 @@ def _row(by: str, seconds: list[float], found: np.ndarray, vectors: list[np.ndar
     vectors[:] = [first]
     return {"by": by, "texts_per_s": round(len(found) / median(seconds), 1),
             "least_cosine": round(float((found * first).sum(1).min()), 6)}
+
+
+@scenario
+def beside(model: Path, streams: int = 4, count: int = 400, words: int = 126, at_once: int = 32,
+           tokens: int = 4000, threads: int = 2, dtype: str = "bfloat16") -> Rows:
+    """Gaps between tokens of chat streams, alone and beside texts that are pooled.
+    count, words: of the texts; at_once: texts that are asked for at a time; tokens: most of a
+    stream."""
+    with Engine(model=str(model), threads=threads, dtype=dtype, device="cpu") as engine:
+        for name, texts in (("streams alone", 0), ("beside texts", count)):
+            asked = texts_of(texts, words, words, seed=2)
+            yield {"what": name} | asyncio.run(_gaps(engine.name, streams, asked, at_once, tokens))
+
+
+async def _gaps(engine: str, streams: int, texts: list[str], at_once: int, tokens: int
+                ) -> dict[str, float]:
+    """Milliseconds, from when all streams run until all texts are pooled (without: 20 seconds)."""
+    gaps: list[float] = []
+    begun = asyncio.Semaphore(0)
+    async with AsyncClient(engine) as client, AsyncClient(engine) as pooling:
+        async def stream(seed: int) -> None:
+            params = SamplingParams(max_tokens=tokens, temperature=1.0, seed=seed, ignore_eos=True)
+            last = 0.0
+            async for delta in client.stream("Once upon a time", params):
+                if delta.token_ids:
+                    now = perf_counter()
+                    if last:
+                        gaps.append(1e3 * (now - last))
+                    else:
+                        begun.release()
+                    last = now
+
+        running = [asyncio.create_task(stream(seed)) for seed in range(streams)]
+        for _ in range(streams):
+            await begun.acquire()
+        await asyncio.sleep(2)
+        gaps.clear()
+        start = perf_counter()
+        if texts:
+            asked = [Request(prompt=text, pooling=PoolingParams(task="embed")) for text in texts]
+            async for _, answer in pooling.run(asked, window=at_once):
+                if isinstance(answer, Exception):
+                    raise answer
+        else:
+            await asyncio.sleep(20)
+        seconds, found = perf_counter() - start, sorted(gaps)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+    return {"p50_ms": round(found[len(found) // 2], 1),
+            "p99_ms": round(found[len(found) * 99 // 100], 1), "max_ms": round(found[-1], 1),
+            "tokens_per_s": round(len(found) / seconds, 1),
+            "texts_per_s": round(len(texts) / seconds, 1)}

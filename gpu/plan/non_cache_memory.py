@@ -188,7 +188,7 @@ def staging_bytes(config: Config, shape: ModelShape) -> int:
     """Bytes that pages pass through on their way between a CUDA device and the host. Of both
     directions: each has as many pages as the largest step writes, of every group of
     layers, if they fit; at least one of them, or a checkpoint. 0 where nothing goes to the host."""
-    if not (config.memory.host_cache or config.memory.disk_cache):
+    if not config.memory.tiers:
         return 0
     shape, demand = as_served(shape, demand_of(config))
     page = token_bytes(shape, demand) * demand.page_size

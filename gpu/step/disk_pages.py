@@ -24,16 +24,20 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from struct import Struct
 from time import monotonic, time
 from typing import NamedTuple
 
 from actorium.actors.runtime.security.private_paths import check_directory
+from actorium.gpu.step.page_store import (
+    CORRUPT,
+    DONE,
+    HEADER,
+    MISSING,
+    checked_page,
+    header_of,
+)
 
 LOG = logging.getLogger("actorium.worker")
-HEADER = Struct("<8s16s16sQII")
-"""Magic, namespace, name, bytes of the page, CRC-32 of them, CRC-32 of the header before it."""
-MAGIC = b"ACTPAGE1"
 BLOCK = 4096
 """A file is counted in whole ones."""
 SPARE = 16
@@ -46,7 +50,6 @@ STALE_S = 600.0
 """Age of a half-written file that nobody writes any more."""
 SAY_EVERY_S = 60.0
 """Seconds between two lines in the log about a disk that fails."""
-MISSING, DONE, CORRUPT = 0, 1, 2
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -84,7 +87,7 @@ class DiskPages:
         """Bytes since the last look."""
         self._numbers = iter(range(1 << 62))
         self._said = -SAY_EVERY_S
-        self.pages = self.bytes = 0
+        self.pages = self.held_bytes = 0
         """All that is there, as of the last look and what was written since."""
         self.evicted = 0
         """Files removed to make room."""
@@ -116,7 +119,8 @@ class DiskPages:
             header = bytearray(HEADER.size)
             total = HEADER.size + len(into)
             whole = os.fstat(fd).st_size == total and _read_all(fd, [memoryview(header), into])
-            if whole and (crc := self._checked(bytes(header), name, into)) is not None:
+            if whole and (crc := checked_page(bytes(header), self._namespace, name, into,
+                                              self._crc32)) is not None:
                 with suppress(OSError):
                     os.utime(fd)
                 return DONE, crc
@@ -128,13 +132,6 @@ class DiskPages:
         self._remove(path)
         return CORRUPT, 0
 
-    def _checked(self, header: bytes, name: bytes, page: memoryview) -> int | None:
-        magic, namespace, own, size, crc, of_header = HEADER.unpack(header)
-        right = (of_header == zlib.crc32(header[:-4]) and magic == MAGIC and own == name
-                 and namespace == self._namespace and size == len(page)
-                 and self._crc32(page) == crc)
-        return crc if right else None
-
     def write(self, name: bytes, page: memoryview, crc: int) -> bool:
         """Writes a page, whole or not at all, with the checksum that it has had since it left the
         device. False: it is not there now."""
@@ -143,11 +140,10 @@ class DiskPages:
             os.utime(path, dir_fd=self._fd, follow_symlinks=False)
             return True
         size = HEADER.size + len(page)
-        if ((self.bytes + size > self.bound or self._written > self.bound // SPARE)
+        if ((self.held_bytes + size > self.bound or self._written > self.bound // SPARE)
                 and not self._make_room(size)):
             return False
-        head = HEADER.pack(MAGIC, self._namespace, name, len(page), crc, 0)[:-4]
-        head += zlib.crc32(head).to_bytes(4, "little")
+        head = header_of(self._namespace, name, len(page), crc)
         scratch = f"{self._own}/.{os.getpid()}-{next(self._numbers)}"
         try:
             self._make(self._own)
@@ -164,7 +160,7 @@ class DiskPages:
             self._say("not written", error)
             return False
         self.pages += 1
-        self.bytes += _blocks(size)
+        self.held_bytes += _blocks(size)
         self._written += _blocks(size)
         return True
 
@@ -188,14 +184,14 @@ class DiskPages:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             files = sorted(self._look())
-            if self.bytes + size <= self.bound:
+            if self.held_bytes + size <= self.bound:
                 return True
             goal = max(0, self.bound - self.bound // SPARE - size)
             for page in files:
-                if self.bytes <= goal:
+                if self.held_bytes <= goal:
                     break
                 self._remove(page.path)
-                self.bytes -= page.bytes
+                self.held_bytes -= page.bytes
                 self.pages -= 1
                 self.evicted += 1
             return True
@@ -214,7 +210,7 @@ class DiskPages:
         for page in [page for page in found if "/." in page.path and page.used_ns < old]:
             self._remove(page.path)
             found.remove(page)
-        self.pages, self.bytes, self._written = len(found), sum(p.bytes for p in found), 0
+        self.pages, self.held_bytes, self._written = len(found), sum(p.bytes for p in found), 0
         return found
 
     def _files(self, namespace: str) -> Iterator[DiskPage]:

@@ -1,5 +1,5 @@
 """Two threads that do the scheduler's page orders: one finds and reads, since somebody waits for
-that, the other writes. Steps go on meanwhile.
+that, the other writes. Steps go on meanwhile. The disk is any `PageStore`, a remote one as well.
 
 A disk may hang. So each order has a time by which it is answered, and a third thread that sees to
 it: what has not come by then is missing, and the disk is left alone for a while. A thread that
@@ -14,15 +14,14 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from queue import SimpleQueue
 from time import monotonic
 
 import numpy as np
 
 from actorium.actors.messages import PageAnswer, PageOrder, Reset
-from actorium.gpu.step.disk_pages import DONE, MISSING, DiskPages
 from actorium.gpu.step.host_pages import HostPages
+from actorium.gpu.step.page_store import DONE, MISSING, PageStore
 
 LOG = logging.getLogger("actorium.worker")
 NAME_BYTES = 16
@@ -163,8 +162,8 @@ class DiskThreads:
                 self._end(lane, task)
                 lane.doing = None
             if task.late and monotonic() - began > lane.patience:
-                LOG.warning("disk_cache: %s: the disk answers again, after %.1f s",
-                            self._disk.directory, monotonic() - began)
+                LOG.warning("%s: the disk answers again, after %.1f s", self._disk.where,
+                            monotonic() - began)
 
     def _do(self, lane: DiskLane, task: DiskTask) -> None:
         verb, names = task.order.verb, task.order.names
@@ -230,42 +229,42 @@ class DiskThreads:
                     count += left
                 self._end(lane, task)
         self._rests_until = now + REST_S
-        LOG.warning("disk_cache: %s: the disk is too slow (%g s; disk_timeout): %d pages are "
-                    "computed again, and it is left alone for %g s", self._disk.directory,
-                    self._reads.patience, count, REST_S)
+        LOG.warning("%s: the disk is too slow (%g s; disk_timeout): %d pages are computed again, "
+                    "and it is left alone for %g s", self._disk.where, self._reads.patience, count,
+                    REST_S)
 
 
 # --- Opening the disk ----------------------------------------------------------------------------
 
 class OpeningDisk:
-    """`DiskPages` while they are opened, and from then on. Methods wait for it, on the threads that
-    touch the disk."""
+    """A store while it is opened, and from then on. Methods wait for it, on the threads that touch
+    it."""
 
-    def __init__(self, directory: Path, make: Callable[[], DiskPages], patience: float) -> None:
-        """patience: seconds. Raises what `make` raises within that time; what it raises later is
-        logged, and no page is there."""
-        self.directory, self._patience = directory, patience
-        self._disk: DiskPages | None = None
+    def __init__(self, where: str, make: Callable[[], PageStore], patience: float) -> None:
+        """where: its flag and place, for the log; patience: seconds. Raises what `make` raises
+        within that time; what it raises later is logged, and no page is there."""
+        self.where, self._patience = where, patience
+        self._disk: PageStore | None = None
         self._error: Exception | None = None
         self._began = monotonic()
         self._done = threading.Event()
         threading.Thread(target=self._open, args=(make,), name="disk opening", daemon=True).start()
         if not self._done.wait(patience):
-            LOG.warning("disk_cache: %s: the disk does not answer (%g s; disk_timeout): the worker "
-                        "starts without it", directory, patience)
+            LOG.warning("%s: the disk does not answer (%g s; disk_timeout): the worker starts "
+                        "without it", where, patience)
         elif self._error is not None:
             raise self._error
 
-    def _open(self, make: Callable[[], DiskPages]) -> None:
+    def _open(self, make: Callable[[], PageStore]) -> None:
         try:
             self._disk = make()
         except Exception as error:  # the thread that waits raises it
             self._error = error
         late = monotonic() - self._began
         if late > self._patience and self._error is not None:
-            LOG.error("disk_cache: %s: cannot be used: %s", self.directory, self._error)
+            LOG.error("%s: cannot be used: %s", self.where, self._error)
         elif late > self._patience:
-            LOG.warning("disk_cache: %s: the disk answers, after %.1f s", self.directory, late)
+            LOG.warning("%s: the disk answers, after %.1f s", self.where, late)
         self._done.set()
 
     @property
@@ -281,9 +280,9 @@ class OpeningDisk:
     @property
     def disk_bytes(self) -> int:
         """As far as is known."""
-        return 0 if self._disk is None else self._disk.bytes
+        return 0 if self._disk is None else self._disk.held_bytes
 
-    def _waited(self) -> DiskPages | None:
+    def _waited(self) -> PageStore | None:
         self._done.wait()
         return self._disk
 

@@ -3,6 +3,8 @@ disk."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from actorium import __version__
 from actorium.actors.config.parsed_values import parse_disk_cache
-from actorium.actors.config.tree import Config
+from actorium.actors.config.tree import Config, MemoryConfig
 from actorium.actors.errors import BadConfig
 from actorium.actors.models.model_dir import resolve, takes_media
 from actorium.actors.runtime.memory_limits import available_memory
@@ -45,9 +47,9 @@ PAGES = ("page_size", "kv_cache_dtype", "state_dtype")
 def check_tiers(config: Config, shape: ModelShape) -> None:
     """Raise `BadConfig` where pages cannot go below the pool, or not so many."""
     memory = config.memory
-    flag = "host_cache" if memory.host_cache else "disk_cache"
-    if not (memory.host_cache or memory.disk_cache):
+    if not memory.tiers:
         return
+    flag = memory.tiers[0]
     for cannot, why in (
             (memory.host_cache > available_memory(), "is more than this machine's memory, or than "
              "a limit of it"),
@@ -70,8 +72,8 @@ def open_tiers(runner: ModelRunner, config: Config, info: WorkerInfo, shape: Mod
     """Gives the runner its host slots, or those that were kept, and a device that is not the host
     what copies to and from them; returns the disk's threads, not begun unless they were kept.
     Raises `BadConfig`."""
-    asked, bound = config.memory.host_cache, parse_disk_cache(config.memory.disk_cache)
-    if not asked and bound is None:
+    asked, tiers = config.memory.host_cache, config.memory.tiers
+    if not tiers:
         return None
     kinds = _kinds(runner)
     pages = BUFFER_STEPS * -(-config.scheduler.max_num_batched_tokens // runner.tables.page_size)
@@ -86,23 +88,49 @@ def open_tiers(runner: ModelRunner, config: Config, info: WorkerInfo, shape: Mod
     runner.host = host
     if runner.arrays.device.type == "cuda":
         runner.staging = PageStaging(host, staging_bytes(config, shape) // 2)
-    if bound is None or kept is not None:
+    if tiers[-1] == "host_cache" or kept is not None:
         return None if kept is None else kept.disk
+    namespace = partial(page_namespace, config, resolve(config.model.model), shape, info, place,
+                        host.parts, host.width)
+    opened = _open_disk if config.memory.disk_cache else _open_remote
+    return DiskThreads(opened(config.memory, namespace, host), host, epoch, place.rank,
+                       config.memory.disk_timeout)
+
+
+def _open_disk(memory: MemoryConfig, namespace: Callable[..., bytes], host: HostPages
+               ) -> OpeningDisk:
+    bound = parse_disk_cache(memory.disk_cache)
+    assert bound is not None
     if bound.bytes < 2 * host.width:
         raise BadConfig(f"disk_cache: {bound.bytes:,} bytes hold no two pages, which take "
                         f"{2 * host.width:,}", "memory.disk_cache")
     try:
-        name = page_namespace(config, resolve(config.model.model), shape, info, place, host.parts,
-                              host.width)
-        disk = OpeningDisk(bound.directory, lambda: DiskPages(
-            bound.directory, bound.bytes, name, host.crc32),
-            config.memory.disk_timeout)
+        name = namespace()
+        return OpeningDisk(f"disk_cache: {bound.directory}", lambda: DiskPages(
+            bound.directory, bound.bytes, name, host.crc32), memory.disk_timeout)
     except UnsafePath as error:
         raise BadConfig(f"disk_cache: {error}", "memory.disk_cache") from None
     except OSError as error:
         raise BadConfig(f"disk_cache: {bound.directory}: {error.strerror}",
                         "memory.disk_cache") from None
-    return DiskThreads(disk, host, epoch, place.rank, config.memory.disk_timeout)
+
+
+def _open_remote(memory: MemoryConfig, namespace: Callable[..., bytes], host: HostPages
+                 ) -> OpeningDisk:
+    try:
+        from actorium.gpu.step.remote_pages import RemotePages
+    except ImportError:
+        raise BadConfig("remote_cache: the package redis is missing: pip install redis",
+                        "memory.remote_cache") from None
+    file = memory.remote_cache_password_file
+    try:
+        password = Path(file).expanduser().read_text().strip() if file else ""
+    except OSError as error:
+        raise BadConfig(f"remote_cache_password_file: {file}: {error.strerror}",
+                        "memory.remote_cache_password_file") from None
+    name = namespace(times=False)
+    return OpeningDisk(f"remote_cache: {memory.remote_cache}", lambda: RemotePages(
+        memory.remote_cache, password, name, memory.disk_timeout, host.crc32), memory.disk_timeout)
 
 
 def tier_capacity(runner: ModelRunner, config: Config) -> dict[str, Any]:
@@ -111,7 +139,8 @@ def tier_capacity(runner: ModelRunner, config: Config) -> dict[str, Any]:
     if host is None:
         return {}
     return {"host_pages": host.slots, "host_parts": host.parts,
-            "disk": "" if not memory.disk_cache else "ahead" if memory.host_cache else "at once"}
+            "disk": "" if memory.tiers[-1] == "host_cache" else
+            "ahead" if memory.host_cache else "at once"}
 
 
 def _kinds(runner: ModelRunner) -> list[list[Tensor]]:
@@ -130,9 +159,10 @@ def _kinds(runner: ModelRunner) -> list[list[Tensor]]:
 # --- Names of pages on the disk ------------------------------------------------------------------
 
 def page_namespace(config: Config, path: Path, shape: object, info: WorkerInfo, place: RankPlace,
-                   parts: list[int], width: int) -> bytes:
+                   parts: list[int], width: int, times: bool = True) -> bytes:
     """16 bytes. path: the model's directory; shape: of the model; parts and width: as `HostPages`
-    lays pages out. Raises `OSError`."""
+    lays pages out; times: files that were changed at other times are others, which copies on other
+    machines are as well. Raises `OSError`."""
     model = msgspec.structs.asdict(config.model)
     if config.model.load_format != "dummy":
         model.pop("seed")
@@ -147,14 +177,14 @@ def page_namespace(config: Config, path: Path, shape: object, info: WorkerInfo, 
     made = blake2b(msgspec.msgpack.encode(facts), digest_size=NAME_BYTES)
     for file in sorted(path.iterdir()):
         if file.is_file():
-            made.update(_of_file(file))
+            made.update(_of_file(file, times))
     return made.digest()
 
 
-def _of_file(file: Path) -> bytes:
+def _of_file(file: Path, times: bool) -> bytes:
     """Of its name, size, time of change, begin and end."""
     found = file.stat()
-    made = blake2b(f"{file.name} {found.st_size} {found.st_mtime_ns}".encode())
+    made = blake2b(f"{file.name} {found.st_size} {found.st_mtime_ns if times else ''}".encode())
     with file.open("rb") as own:
         made.update(own.read(HEAD))
         own.seek(max(0, found.st_size - HEAD))

@@ -14,6 +14,7 @@ TERMINAL="@openai/codex@0.171.0 @anthropic-ai/claude-code@2.1.332"
 VLLM=0.32.0
 SGLANG=0.5.9
 SGLANG_PARSERS=0.5.23
+DYNAMO=1.6.1
 LLAMACPP=0.3.36  # of llama-cpp-python, whose source package holds llama.cpp's
 
 # Nothing is done twice: STAMP of what it depends on.
@@ -174,6 +175,17 @@ llama() {
     echo "$LLAMACPP" > "$folder/.ready"
 }
 
+# NVIDIA Dynamo's indexer of engines' caches.
+dynamo() {
+    local folder=$build/dynamo
+    if fresh "$folder/.ready" "$DYNAMO"; then return; fi
+    rm -rf "$folder"
+    "$venv/bin/python" -m venv "$folder"
+    "$folder/bin/python" -m pip --disable-pip-version-check install --quiet \
+        "ai-dynamo-runtime==$DYNAMO"
+    echo "$DYNAMO" > "$folder/.ready"
+}
+
 # Debian's Prometheus, which scrapes what the dashboard shows.
 prometheus() {
     if type -P prometheus > /dev/null; then return; fi
@@ -191,7 +203,7 @@ if [ "${1:-}" = --one ]; then
     exit
 fi
 [ $# -gt 0 ] || set -- clients model agents quantisers node terminal vllm sglang parsers llamacpp \
-    prometheus
+    dynamo prometheus
 for one in "$@"; do
     if ! "$BASH" "$0" --one "$one"; then  # a shell of its own: `set -e` does not hold in conditions
         echo "conformance: $one could not be set up; see above" >&2

@@ -25,7 +25,8 @@ from actorium.actors.cluster.cluster_control import AskCluster, DrainReplica, Un
 from actorium.actors.config.cluster_settings import replica_name
 from actorium.actors.messages import ActorStatus
 from actorium.actors.runtime.rundir import engine_dir
-from actorium.gpu.step.disk_pages import HEADER, LOCK, MAGIC
+from actorium.gpu.step.disk_pages import LOCK
+from actorium.gpu.step.page_store import HEADER, MAGIC
 from actorium.tools.cli import status
 from actorium.tools.cli.cluster_command import ClusterAsker
 

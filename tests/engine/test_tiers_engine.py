@@ -22,6 +22,7 @@ from helpers_mamba import write_granite
 from helpers_models import write_checkpoint
 from helpers_prefix import gauges
 from helpers_recurrent import write_recurrent
+from helpers_redis import redis_server
 
 from actorium import Engine, SamplingParams
 from actorium.actors.client.client import Request
@@ -221,3 +222,37 @@ def test_ranks_keep_their_own_slices(tmp_path: Path, base: Path) -> None:
         assert [tokens for tokens, _ in told(running)] == wanted
         found = gauges(running.client)
     assert not found["disk_pages_corrupt"]
+
+
+@pytest.mark.slow
+def test_a_remote_store_that_is_lost_lies_and_hangs(tmp_path: Path, base: Path) -> None:
+    """Every token is as without it, and what one engine has evicted another one finds."""
+    WRITERS["full attention"](tmp_path)
+    (base / "password").write_text("pass\n")
+    asked, flags = PROMPTS[:12], ("--requirepass", "pass")
+    with redis_server(base, *flags, password="pass") as server:
+        tiers = {"remote_cache": server.url, "disk_timeout": 0.3,
+                 "remote_cache_password_file": str(base / "password")}
+        with engine(tmp_path, base / "a", **tiers) as running:
+            wanted = told(running, asked)
+            assert told(running, asked) == wanted
+            assert gauges(running.client)["disk_pages_hit"] > 0
+        copy = tmp_path.with_name("copy")  # as on another machine: other times of the files
+        shutil.copytree(tmp_path, copy)
+        with engine(copy, base / "b", **tiers) as running:
+            assert told(running, asked) == wanted
+            assert gauges(running.client)["disk_pages_hit"] > 20
+            keys = sorted(server.client.keys())[::3]
+            for key in keys:
+                value = bytearray(server.client.get(key))
+                value[DICE.randrange(len(value))] ^= 1 << DICE.randrange(8)
+                server.client.set(key, bytes(value))
+            assert told(running, asked) == wanted
+            found = gauges(running.client)
+            assert 0 < found["disk_pages_corrupt"] <= len(keys)
+            server.process.send_signal(signal.SIGSTOP)
+            assert told(running, asked) == wanted
+            assert gauges(running.client)["disk_pages_late"] > 0
+            server.process.send_signal(signal.SIGCONT)
+            server.process.kill()
+            assert told(running, asked) == wanted

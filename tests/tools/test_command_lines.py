@@ -428,7 +428,6 @@ def test_tiers_that_cannot_be(argv: list[str], error: str) -> None:
     "--ep-num-redundant-experts 2", "--elastic-ep-backend mooncake", "--data-parallel-external-lb",
     "--data-parallel-hybrid-lb", "--gpu-id-step 2", "--main-gpu 1",
     # what others would be sent, or find in a file or at a route
-    "--kv-events-config {\"enable_kv_cache_events\":true}",
     "--collect-detailed-traces all", "--profiler-config {\"profiler\":\"torch\"}",
     "--enable-layerwise-nvtx-tracing", "--crash-dump-folder /tmp/a", "--enable-mfu-metrics",
     "--kv-cache-metrics", "--show-hidden-metrics-for-version 0.9",
@@ -504,6 +503,29 @@ def test_how_prompts_are_pooled_in_other_words() -> None:
                        (["--task", "embed", "--runner", "pooling"], "cannot be combined")):
         with pytest.raises(BadConfig, match=why):
             serve(*words)
+
+
+@pytest.mark.parametrize(("config", "endpoint"), [
+    ('{"enable_kv_cache_events": true}', "tcp://*:5557"), ('{"publisher": "zmq"}', "tcp://*:5557"),
+    ('{"enable_kv_cache_events": false, "publisher": "zmq"}', ""), ('{"publisher": "null"}', ""),
+    ('{"enable_kv_cache_events": true, "endpoint": "ipc:///tmp/a"}', "ipc:///tmp/a")])
+def test_whether_events_of_the_cache_are_published(config: str, endpoint: str) -> None:
+    assert serve("--kv-events-config", config).config.kv_events.kv_events_endpoint == endpoint
+
+
+def test_every_key_of_vllms_events() -> None:
+    told = serve("--kv-events-config", '{"publisher": "zmq", "endpoint": "tcp://*:1", "hwm": 2, '
+                 '"replay_endpoint": "tcp://*:3", "buffer_steps": 4, "max_queue_size": 5, '
+                 '"topic": "t"}', "--no-strict-model-name")
+    events = told.config.kv_events
+    assert (events.kv_events_endpoint, events.kv_events_hwm, events.kv_events_topic,
+            events.kv_events_replay_endpoint, events.kv_events_buffer) == (
+                "tcp://*:1", 2, "t", "tcp://*:3", 4)
+    assert "max_queue_size changes nothing here" in told.notes[0]
+    for config, why in (('{"publisher": "nats"}', "publisher: must be zmq or null, got 'nats'"),
+                        ('{"end_point": "tcp://*:1"}', "end_point: no such key")):
+        with pytest.raises(BadConfig, match=why):
+            serve("--kv-events-config", config)
 
 
 def test_flags_of_one_reason_share_a_line() -> None:

@@ -172,7 +172,7 @@ REFUSED = (
           "trace-replay layerwise-nvtx-tracing layerwise-nvtx-marker logging-iteration-details",
           "collect-detailed-traces trace-modules"),
     Group("events are not sent anywhere: --trace DIR writes a timeline", unless="{}",
-          valued="kv-events-config profiler-config"),
+          valued="profiler-config"),
     Group("crash reports lie in `crashes` beside the run directories", valued="crash-dump-folder"),
     Group("there are no such metrics (docs/operations.md has those that are)",
           "mfu-metrics kv-cache-metrics per-request-metrics",

@@ -281,6 +281,35 @@ def _pooling(words: list[ForeignWord], result: Translation) -> None:
             result.set(field, value, word.origin)
 
 
+KV_EVENTS = {"endpoint": "kv_events_endpoint", "replay_endpoint": "kv_events_replay_endpoint",
+             "topic": "kv_events_topic", "buffer_steps": "kv_events_buffer",
+             "hwm": "kv_events_hwm"}
+"""Keys of vLLM's and SGLang's kv_events_config -> settings."""
+KV_EVENTS_ENDPOINT = "tcp://*:5557"
+
+
+def _kv_events(words: list[ForeignWord], result: Translation) -> None:
+    given = {key: (value, origin) for key, value, origin in keys_of(words)}
+    asked = given.pop("enable_kv_cache_events", (None, ""))[0]  # SGLang has no such key
+    publisher, origin = given.pop("publisher", (None, words[-1].origin))
+    publisher = publisher or ("zmq" if asked else "null")
+    if publisher not in ("zmq", "null"):
+        raise BadConfig(f"{origin}: must be zmq or null, got {publisher!r}", "kv_events_config")
+    if "max_queue_size" in given:
+        result.notes.append(f"{given.pop('max_queue_size')[1]} changes nothing here: no events "
+                            "wait but for their subscribers (hwm)")
+    for key, (_, origin) in given.items():
+        if key not in KV_EVENTS:
+            raise BadConfig(f"{origin}: no such key{settings.suggestion(key, KV_EVENTS)}",
+                            "kv_events_config")
+    if asked is False or publisher == "null":
+        return
+    for key, (value, origin) in ({"endpoint": (KV_EVENTS_ENDPOINT, words[-1].origin)}
+                                 | given).items():
+        if value is not None:
+            result.set(KV_EVENTS[key], value, origin)
+
+
 # --- the table -----------------------------------------------------------------------------------
 
 FAMILIES = {
@@ -308,5 +337,6 @@ FAMILIES = {
     "checkpoint": Family(_checkpoint, valued="tokenizer tokenizer-path"),
     "pooling": Family(_pooling, "is-embedding embedding embeddings", "task pooling"),
     "structured": Family(_structured, valued="structured-outputs-config"),
+    "kv_events": Family(_kv_events, valued="kv-events-config"),
 }
 """Flags that are translated, in the order in which they are."""

@@ -45,7 +45,8 @@ the reason, and nothing has happened. If the actors of this version do not get r
 version goes on. Exit codes: 0 it runs, 1 it has failed and the old version runs, 2 refused."""
 MAY_CHANGE = frozenset((
     "max_total_tokens", "memory_fraction", "kv_cache_bytes", "checkpoints", "host_cache",
-    "disk_cache", "disk_timeout", "eviction_policy", "debug_memory", "audit_every",
+    "disk_cache", "disk_timeout", "remote_cache", "remote_cache_password_file",
+    "eviction_policy", "debug_memory", "audit_every",
     "max_num_seqs", "max_num_batched_tokens", "target_itl", "max_num_queued_reqs", "overlap",
     "schedule_policy", "tenant_weights", "request_timeout", "sleep_after", "sleep_level",
     "background_seqs", "force_preempt_every",

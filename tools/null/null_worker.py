@@ -512,11 +512,12 @@ def _tiers(config: Config) -> dict[str, Any]:
     """Fields of `Ready`: a token takes 8 bytes of the host's memory. Pages "on the disk" stay in
     the worker's."""
     memory, size = config.memory, config.memory.page_size
-    if not (memory.host_cache or memory.disk_cache):
+    if not memory.tiers:
         return {}
     buffer = 2 + 2 * config.scheduler.max_num_batched_tokens // size
     slots = memory.host_cache // (8 * size) if memory.host_cache else buffer
-    disk = "" if not memory.disk_cache else "ahead" if memory.host_cache else "at once"
+    below = memory.tiers[-1] != "host_cache"
+    disk = "" if not below else "ahead" if memory.host_cache else "at once"
     return {"host_pages": slots, "disk": disk}
 
 

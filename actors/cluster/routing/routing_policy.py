@@ -10,14 +10,10 @@ from operator import mul
 from msgspec import Struct
 
 from actorium.actors.cluster.request_book import RoutedRequest
-from actorium.actors.cluster.routing.prefix_index import (
-    Hashes,
-    PrefixIndex,
-    prefix_hashes,
-    root_hash,
-)
+from actorium.actors.cluster.routing.prefix_index import PrefixIndex
 from actorium.actors.messages import Submit
 from actorium.actors.runtime.splitmix64 import splitmix64
+from actorium.actors.scheduler.cache.page_numbers import Hashes, prefix_hashes, root_hash
 from actorium.actors.scheduler.cache.radix_cache import media_key
 from actorium.actors.scheduler.request_state import salt_of
 

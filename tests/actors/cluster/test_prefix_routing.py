@@ -9,7 +9,7 @@ from helpers_cluster import ClusterBox, settings
 
 from actorium.actors.cluster.cluster_messages import CacheDelta
 from actorium.actors.cluster.replica_link import PrefixReport
-from actorium.actors.cluster.routing.prefix_index import SOON, PrefixIndex, prefix_hashes, root_hash
+from actorium.actors.cluster.routing.prefix_index import SOON, PrefixIndex
 from actorium.actors.cluster.routing.routing_policy import (
     FIRST_RATE,
     HALF_LIFE,
@@ -17,6 +17,7 @@ from actorium.actors.cluster.routing.routing_policy import (
     believed_rates,
 )
 from actorium.actors.messages import StepResult
+from actorium.actors.scheduler.cache.page_numbers import prefix_hashes, root_hash
 from actorium.actors.scheduler.cache.radix_cache import PrefixKey, RadixCache
 from actorium.actors.scheduler.request_metrics import PromptWork
 from actorium.actors.scheduler.request_state import PlanRecord

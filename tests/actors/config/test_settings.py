@@ -125,9 +125,24 @@ def test_every_spelling_sets_the_same_field(key: str, value: object,
         assert config_of(*argv) == want, argv
 
 
+EVENTS = "--kv-events-endpoint=tcp://*:5557"
 BAD_FLAGS = [
     (["--plugins", "a,,b"], "--plugins", "all, none or names of packages"),
     (["--tool-call-parser", "nobodys"], "--tool-call-parser", "must be one of auto, none, harmony"),
+    (["--kv-events-topic", "a"], "--kv-events-topic", "goes with --kv-events-endpoint"),
+    (["--kv-events-endpoint", "*:5557"], "--kv-events-endpoint", "must be tcp://HOST:PORT"),
+    (["--kv-events-endpoint", "tcp://*:70000"], "--kv-events-endpoint", "must be tcp://HOST:PORT"),
+    ([EVENTS, "--no-prefix-cache"], "--kv-events-endpoint", "goes with the prefix cache"),
+    ([EVENTS, "--kv-events-replay-endpoint", "tcp://*:5557"], "--kv-events-replay-endpoint",
+     "another one than kv_events_endpoint"),
+    ([EVENTS, "--kv-events-layout", "json"], "--kv-events-layout", "one of map, array"),
+    ([EVENTS, "--kv-events-buffer", "0"], "--kv-events-buffer", "between 1 and 1,000,000"),
+    (["--remote-cache", "pages:6379"], "--remote-cache", "must be redis://HOST:PORT/DB"),
+    (["--remote-cache", "redis://u:secret@a/0"], "--remote-cache", "without a password"),
+    (["--remote-cache", "redis://a/0", "--disk-cache", "/x:1g"], "--remote-cache",
+     "cannot be combined with disk_cache"),
+    (["--remote-cache-password-file", "f"], "--remote-cache-password-file", "goes with"),
+    ([EVENTS, "--kv-events-hwm", "0"], "--kv-events-hwm", "between 1 and 10,000,000"),
     (["--max-loras", "2"], "--max-loras", "goes with --enable-lora"),
     ([LORA, "--max-loras", "0"], "--max-loras", "between 1 and 256"),
     ([LORA, "--max-lora-rank", "0"], "--max-lora-rank", "between 1 and 1024"),

@@ -17,7 +17,8 @@ import pytest
 
 from actorium.actors.runtime.rundir import sweep
 from actorium.actors.runtime.security.private_paths import UnsafePath
-from actorium.gpu.step.disk_pages import BLOCK, CORRUPT, DONE, HEADER, LOCK, MISSING, DiskPages
+from actorium.gpu.step.disk_pages import BLOCK, LOCK, DiskPages
+from actorium.gpu.step.page_store import CORRUPT, DONE, HEADER, MISSING
 
 WIDTH = 3000
 SPACE = b"n" * 16
@@ -58,10 +59,10 @@ def files(directory: Path) -> list[Path]:
 def test_what_was_written_is_read_by_the_next_one(tmp_path: Path) -> None:
     first = opened(tmp_path / "pages")
     put(first, *range(20))
-    assert (first.pages, first.bytes) == (20, 20 * BLOCK)
+    assert (first.pages, first.held_bytes) == (20, 20 * BLOCK)
     first.close()
     second = opened(tmp_path / "pages")
-    assert (second.pages, second.bytes) == (20, 20 * BLOCK)
+    assert (second.pages, second.held_bytes) == (20, 20 * BLOCK)
     assert all(second.holds(name_of(n)) for n in range(20)) and not second.holds(name_of(20))
     assert [got(second, n) for n in range(21)] == [*map(page_of, range(20)), MISSING]
 

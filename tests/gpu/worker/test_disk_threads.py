@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from actorium.actors.messages import PageAnswer, PageOrder, Reset
-from actorium.gpu.step.disk_pages import DONE, MISSING, DiskPages
+from actorium.gpu.step.disk_pages import DiskPages
 from actorium.gpu.step.host_pages import HostPages
+from actorium.gpu.step.page_store import DONE, MISSING
 from actorium.gpu.worker import disk_threads
 from actorium.gpu.worker.disk_threads import LATE, DiskThreads, OpeningDisk
 
@@ -52,7 +53,7 @@ class Moved:
     def __init__(self, directory: Path, gate: threading.Event | None = None) -> None:
         """gate: the disk is not opened before it is."""
         self.disk, self._gate = HangingPages(directory), gate
-        self.opening = OpeningDisk(directory, lambda: self._opened(directory), TIMEOUT)
+        self.opening = OpeningDisk(str(directory), lambda: self._opened(directory), TIMEOUT)
         self.host = HostPages([[torch.zeros(1, 4, WIDTH, dtype=torch.uint8)]], SLOTS * WIDTH)
         self.threads = DiskThreads(self.opening, self.host, WORKER, 0, TIMEOUT)
         self.answers: list[PageAnswer] = []
@@ -283,14 +284,14 @@ def test_a_disk_that_cannot_be_opened(tmp_path: Path, caplog: pytest.LogCaptureF
         raise PermissionError(13, "others may look into it")
 
     with pytest.raises(PermissionError):
-        OpeningDisk(tmp_path, refused, 10.0)
+        OpeningDisk(str(tmp_path), refused, 10.0)
     gate = threading.Event()
 
     def late() -> DiskPages:
         assert gate.wait(60)
         return refused()
 
-    disk = OpeningDisk(tmp_path, late, 0.05)
+    disk = OpeningDisk(str(tmp_path), late, 0.05)
     gate.set()
     assert disk.holds(name_of(1)) is False and disk.opened
     assert disk.read(name_of(1), memoryview(bytearray(WIDTH))) == (MISSING, 0)
