@@ -27,7 +27,7 @@ class LogitsProcessing:
         """Adds what a step with processed rows needs on the device to its upload."""
         if not step.needs & PROCESSES:
             return
-        history, single, q_len = self._tables.history, step.ending, step.q_len
+        history, single, q_len = self._tables.processed, step.ending, step.q_len
         rows = np.flatnonzero(step.flags & PROCESSES).astype(np.int32)
         places = np.where(rows < single, 0, (rows - single) % q_len).astype(np.int32)
         first = np.arange(len(step.slots), dtype=np.int32)
@@ -85,8 +85,8 @@ class LogitsProcessing:
             "processed", "places", "histories"))
         lengths, slots = long(step.positions[rows]), step.row_slots[chosen]
         # The host's bounds are those behind this step, so that drafts are within them.
-        width = min(int(t.host_len[slots].max()) + t.drafts.max_drafts, t.history.width)
-        tokens = long(t.history.tokens[histories, :width])
+        width = min(int(t.host_len[slots].max()) + t.drafts.max_drafts, t.processed.width)
+        tokens = long(t.processed.tokens[histories, :width])
         columns = arrays.arange(0, width)[None]
         if step.q_len > 1:
             drafts = t.drafts.tokens[step.row_slots_d[rows]]
@@ -104,8 +104,8 @@ class LogitsProcessing:
         """Adds what a step emitted to the tokens of its processed sequences."""
         t, arrays = self._tables, self._tables.arrays
         kept, first = (arrays.long(up[step.staged[name]]) for name in ("kept", "first"))
-        begin, tokens, where = arrays.long(step.positions[first]), t.history.tokens, arrays.xp.where
+        begin, tokens, where = arrays.long(step.positions[first]), t.processed.tokens, arrays.xp.where
         for i, column in enumerate(out.columns):
             at = begin + i
-            taken = (out.counts > i) & (at < t.history.width)
+            taken = (out.counts > i) & (at < t.processed.width)
             tokens[where(taken, kept, 0), where(taken, at, 0)] = arrays.narrow(column)

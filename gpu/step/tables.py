@@ -104,7 +104,7 @@ class SlotTables:
         has no bias."""
         self.counts: Array = None
         """i32[rows, vocab]: how often each token occurs, for slots with penalties."""
-        self.history = TokenHistory(arrays, slots, max_len + 1)
+        self.processed = TokenHistory(arrays, slots, max_len + 1)
         """Of slots with logits processors."""
         self.uniforms = UniformCache(arrays, slots, drafts)
         self.host_len = np.zeros(slots, np.int32)
@@ -154,7 +154,7 @@ class SlotTables:
             host[:] = 0
         self.bias_ids = self.bias_values = self.counts = None
         self._free_count_rows = []
-        self.history.clear()
+        self.processed.clear()
         self.uniforms.forget(np.arange(self.slots, dtype=np.int32))
         self.drafts.clear()
 
@@ -169,7 +169,7 @@ class SlotTables:
         self.routed.discard(slot)
         self.flags[slot] = 0
         self.host_len[slot] = 0
-        self.history.forget(slot)
+        self.processed.forget(slot)
         row = self._count_rows.pop(slot, None)
         if row is not None:
             self._free_count_rows.append(row)
@@ -217,7 +217,7 @@ class SlotTables:
         self._admit_bias(admits, up)
         if processed := {a.slot: self.sequences[a.slot].tokens for a in admits
                          if a.params.processors}:
-            self.history.admit(processed, up)
+            self.processed.admit(processed, up)
 
     def keep_history(self) -> None:
         """Makes `history`."""

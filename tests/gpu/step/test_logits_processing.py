@@ -172,16 +172,16 @@ def test_nothing_is_kept_or_run_where_none_is_named(model: Any,
             monkeypatch.setattr(cls, name, lambda *_: pytest.fail("a processor's work was done"))
     runner = make_runner(model, 2)
     Work(PROMPTS, [ResolvedParams(max_tokens=4)] * len(PROMPTS)).ring(runner).run()
-    assert runner.tables.history.tokens is None
+    assert runner.tables.processed.tokens is None
 
 
 @pytest.mark.usefixtures("plugged")
 def test_rows_of_history_are_given_back(model: Any) -> None:
     runner = make_runner(model, 0, slots=3)
     Work(PROMPTS * 4, [named(WITNESS, max_tokens=3)] * 24).ring(runner).run()
-    assert runner.tables.history.tokens.shape[0] == 3, "one for each slot, and the sink"
+    assert runner.tables.processed.tokens.shape[0] == 3, "one for each slot, and the sink"
     runner.tables.clear()
-    assert runner.tables.history.tokens is None
+    assert runner.tables.processed.tokens is None
 
 
 @pytest.mark.parametrize("wrong", [lambda logits, rows: None, lambda logits, rows: logits[:, 1:]])
