@@ -104,7 +104,8 @@ class LogitsProcessing:
         """Adds what a step emitted to the tokens of its processed sequences."""
         t, arrays = self._tables, self._tables.arrays
         kept, first = (arrays.long(up[step.staged[name]]) for name in ("kept", "first"))
-        begin, tokens, where = arrays.long(step.positions[first]), t.processed.tokens, arrays.xp.where
+        begin, where = arrays.long(step.positions[first]), arrays.xp.where
+        tokens = t.processed.tokens
         for i, column in enumerate(out.columns):
             at = begin + i
             taken = (out.counts > i) & (at < t.processed.width)

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 import msgspec
@@ -185,12 +186,14 @@ class _Parser(argparse.ArgumentParser):
         return {"nargs": "?" if switch else "+"} if switch or several else {}
 
     def _unknown(self, origin: str) -> NoReturn:
-        """Flags with such a name, our own first; --no-X only for a word that begins so."""
-        negative = plain(origin).startswith("no-")
-        hints = (settings.suggestion(f"--{plain(origin)}", [
-            f"--{name}" for name in names if name.startswith("no-") == negative])
-            for names in (self._own, self._foreign))
-        hint = next(filter(None, hints), "; --help lists them")
+        """Flags with such a name, of our own or another engine's, as the closest one is; --no-X
+        only for a word that begins so."""
+        negative, flag = plain(origin).startswith("no-"), f"--{plain(origin)}"
+        own, foreign = ([f"--{name}" for name in names if name.startswith("no-") == negative]
+                        for names in (self._own, self._foreign))
+        closest = get_close_matches(flag, [*own, *foreign], n=1)
+        hint = settings.suggestion(flag, own if {*closest} & {*own} else foreign)
+        hint = hint or "; --help lists them"
         raise BadConfig(f"{origin}: no such flag{hint}", origin)
 
     def error(self, message: str) -> NoReturn:

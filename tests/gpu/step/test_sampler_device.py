@@ -13,6 +13,7 @@ from helpers_worker import CPU
 
 from actorium.actors.messages import Admit, RowMask, StepPlan, StepResult
 from actorium.actors.params import ResolvedParams
+from actorium.gpu.models.layer_weights import RoutingTape
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.staging import DeviceArrays, HostArrays
@@ -36,7 +37,7 @@ PARAMS: list[dict[str, Any]] = [
 class Bigrams:
     """A model whose logits depend on the last token alone."""
 
-    drafter, dtype = None, torch.float32
+    drafter, dtype, tape = None, torch.float32, RoutingTape()
     logits_of = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(3)) * 2
 
     def forward(self, batches: Any, pools: Any, recurrent: Any = None) -> torch.Tensor:

@@ -31,6 +31,7 @@ from actorium.actors.config.tree import (
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.params import ResolvedParams
+from actorium.gpu.models.layer_weights import RoutingTape
 from actorium.gpu.plan.memory_plan import demand_of, make_plan
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.runner import ModelRunner
@@ -57,7 +58,7 @@ KINDS: dict[str, dict[str, Any]] = {
 class Bigrams:
     """A model whose logits depend on the last token alone."""
 
-    drafter = None
+    drafter, tape = None, RoutingTape()
 
     def forward(self, batches: Any, pools: Any, recurrent: Any = None) -> torch.Tensor:
         """The tokens of the wanted rows."""

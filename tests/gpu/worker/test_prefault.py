@@ -78,7 +78,7 @@ def test_memory_keeps_ahead_of_the_pages_in_use(lazy: KVPagePool) -> None:
 
 def test_the_pages_of_the_layer_that_drafts_are_there(lazy: KVPagePool) -> None:
     """Plans name no pages of it."""
-    ahead = PagePrefault([pool(16)], 512, lazy)
+    ahead = PagePrefault([pool(16)], 512, [lazy])
     ahead.note_pages(appends(2048 // PAGE))
     ahead.all()
     assert there(lazy.layers[0], 0, 2560) == 1
