@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from time import time
 from typing import Any
 
@@ -48,9 +49,16 @@ class KVEventPublisher:
         if settings.kv_events_replay_endpoint:
             self._replays = self._open(zmq.ROUTER, "kv_events_replay_endpoint", settings, replica)
 
-    def on_start(self, post: Callable[[], None]) -> None:
-        """post: wakes the scheduler, from any thread, which then calls `publish`."""
-        threading.Thread(target=self._serve, args=(post,), daemon=True, name="kv-events").start()
+    def on_start(self, post: Callable[..., None]) -> None:
+        """post: wakes the scheduler, from any thread, which then calls `publish`; or has it run
+        what it is given."""
+        def serve() -> None:
+            try:
+                self._serve(post)
+            except Exception as error:
+                post(partial(_fail, error))
+
+        threading.Thread(target=serve, daemon=True, name="kv-events").start()
 
     def _open(self, kind: int, field: str, settings: KVEventConfig, replica: int
               ) -> zmq.Socket[bytes]:
@@ -115,3 +123,8 @@ class KVEventPublisher:
             if number >= rest[1]:
                 socket.send_multipart((asker, b"", self._topic, number, batch))
         socket.send_multipart((asker, b"", b"", END, b""))
+
+
+def _fail(error: Exception) -> None:
+    """Ends the scheduler."""
+    raise error

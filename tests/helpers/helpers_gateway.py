@@ -61,6 +61,9 @@ class Scripted:
         return {"model": self.model, "model_path": "/models/it", "max_model_len": 4096,
                 "chat_template": self._template, "generic_tools": self.generic_tools}
 
+    async def weight_version(self, timeout: float | None = None) -> int:
+        return 0
+
     prompt_ids: ClassVar[list[int]] = [11, 12, 13]
     """Of any prompt."""
 

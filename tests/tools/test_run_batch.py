@@ -126,7 +126,7 @@ def test_large_lines_are_not_all_held_at_once(monkeypatch: pytest.MonkeyPatch) -
         nonlocal running, most
         running += 1
         most = max(most, running)
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0.05)
         running -= 1
         return size
 

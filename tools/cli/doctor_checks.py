@@ -34,7 +34,7 @@ OLDEST_GPU = (8, 0)
 FP8_GPU = (8, 9)
 """Compute capabilities: the oldest that kernels are compiled for; the first that multiplies FP8."""
 EXTRAS = {"engine": "serving", "video": "videos in requests", "cluster": "replicas on Ray's nodes",
-          "otel": "traces"}
+          "otel": "traces", "remote": "pages in a Redis server"}
 
 
 class Package(NamedTuple):
