@@ -81,7 +81,9 @@ def validate(config: Config) -> Config:
         if not ok:
             section, field = where.split(".")
             value = getattr(getattr(config, section), field)
-            got = "" if (section, field) in SECRETS else f", got {value!r}"
+            # A refused URL of a server may have a password in it.
+            hidden = (section, field) in SECRETS or field == "remote_cache"
+            got = "" if hidden else f", got {value!r}"
             raise BadConfig(f"{field}: {want}{got}", where)
     _check_speculation(config.speculation)
     parse_passes(config.device.passes)
