@@ -17,11 +17,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
 from msgspec import Meta, Raw, Struct
-from numpy.typing import NDArray
 
 from actorium.actors.params import (
     MAX_BAD_WORDS,
@@ -34,6 +32,9 @@ from actorium.actors.params import (
     Seed,
     TextParams,
 )
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 WIRE, WIRES_READ = 2, (1, 2)
 """Version of the messages between clients and actors, counted up with each change that a client of
@@ -423,15 +424,23 @@ class Pooled(Struct, frozen=True, array_like=True, gc=False):
 
     def array(self) -> NDArray[Any]:
         """Returns the numbers: f32[*shape], or f16. bf16, which numpy does not have, as f32."""
+        import numpy as np  # clients do without it
+
         if self.dtype == "BF16":
             wide = np.frombuffer(self.data, "<u2").astype(np.uint32) << 16
             return wide.view(np.float32).reshape(self.shape)
         return np.frombuffer(self.data, "<f4" if self.dtype == "F32" else "<f2").reshape(self.shape)
 
     def tolist(self) -> list[Any]:
-        """Returns the numbers in lists."""
-        numbers: list[Any] = self.array().tolist()
-        return numbers
+        """Returns the numbers: a list, or a list for each token (of lists, of hidden states)."""
+        if len(self.shape) > 2:
+            numbers: list[Any] = self.array().tolist()
+            return numbers
+        view = memoryview(self.data).cast("f")
+        *rows, width = self.shape
+        if not rows:
+            return view.tolist()
+        return [view[at:at + width].tolist() for at in range(0, rows[0] * width, width)]
 
     def safetensors(self, name: str) -> bytes:
         """Returns a safetensors file with the numbers as the only tensor, of this name."""

@@ -40,8 +40,8 @@ from actorium.actors.params import ResolvedParams, ResolvedPooling, TextParams
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.structured.structured_output import Load, no_vocabulary
 from actorium.gpu.plan.sizes import page_table_width
-from actorium.gpu.step.pools import make_pools
 from actorium.gpu.step.hidden_rows import hidden_sizes
+from actorium.gpu.step.pools import make_pools
 from actorium.gpu.step.routed_experts import routing_of
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.staging import DeviceArrays, HostArrays
