@@ -279,10 +279,10 @@ class PoolingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
     (Matryoshka, arXiv 2205.13147); None = all."""
     use_activation: bool | None = None
     """Vectors get the length 1, scores go through softmax or sigmoid; None = as the model says."""
-    layers: list[int] = []
+    layers: tuple[int, ...] = ()
     """Of hidden_states, as transformers numbers its `hidden_states`: 0 = what goes into the first
     layer, i = what the i-th layer gives, the number of layers = the last rows behind the final
-    norm; from the end, -1 is those. Empty = [-1]."""
+    norm; from the end, -1 is those. Empty = (-1,)."""
 
     def check(self) -> None:
         """Raises `ValueError("<field>: <what is wrong>")`."""
@@ -291,6 +291,8 @@ class PoolingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
             raise ValueError(f"dimensions: for embed alone, the task is {self.task}")
         if self.layers and self.task != "hidden_states":
             raise ValueError(f"layers: for hidden_states alone, the task is {self.task}")
+        if self.use_activation is not None and self.task == "hidden_states":
+            raise ValueError("use_activation: not of hidden_states")
         if len(self.layers) > MAX_HIDDEN_LAYERS:
             raise ValueError(f"layers: at most {MAX_HIDDEN_LAYERS}, got {len(self.layers)}")
         for layer in self.layers:

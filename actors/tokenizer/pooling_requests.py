@@ -12,7 +12,7 @@ from actorium.actors.tokenizer.defaults import ModelFacts
 
 NOTHING_SAMPLED = ResolvedParams(max_tokens=1, temperature=0.0)
 """Of a request that is pooled."""
-LAST = [-1]
+LAST = (-1,)
 _DEFAULTS = SamplingParams()
 
 
@@ -57,7 +57,7 @@ def resolve_pooling(message: Generate, facts: ModelFacts, tokens: int,
         task=task, every_row=shape.every_row(task), dimensions=pooling.dimensions or 0,
         activation=default if pooling.use_activation is None else pooling.use_activation,
         pair_start=pair_start,
-        layers=tuple(pooling.layers or LAST) if task == "hidden_states" else ())
+        layers=pooling.layers or LAST if task == "hidden_states" else ())
 
 
 def info(shape: PoolingShape | None) -> dict[str, Any]:

@@ -71,8 +71,8 @@ class ProbeApp:
             "/livez": self._live, "/v2/health/live": self._live,
             "/readyz": self._ready, "/health": self._ready, "/ping": self._ready,
             "/v2/health/ready": self._ready,
-            "/startupz": self._startup, "/load": self._load, "/get_load": self._get_load, "/version": self._version,
-            "/metrics": self._metrics}
+            "/startupz": self._startup, "/load": self._load, "/get_load": self._get_load,
+            "/version": self._version, "/metrics": self._metrics}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Respond) -> None:
         if scope["type"] != "http":

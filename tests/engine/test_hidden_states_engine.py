@@ -19,10 +19,10 @@ from actorium.actors.messages import Pooled
 from actorium.actors.params import PoolingParams
 
 TEXT = "Once upon a time there was a fox"
-LAYERS = [0, 2, -1]
+LAYERS = (0, 2, -1)
 
 
-def asked(layers: list[int]) -> PoolingParams:
+def asked(layers: tuple[int, ...]) -> PoolingParams:
     return PoolingParams(task="hidden_states", layers=layers)
 
 
@@ -40,7 +40,7 @@ def test_hidden_states_over_http_and_the_sdk() -> None:
                                                  "hidden_states"]
         ids = client.tokenize(TEXT) * 9  # several chunks
 
-        def pooled(layers: list[int]) -> Pooled:
+        def pooled(layers: tuple[int, ...]) -> Pooled:
             ((_, (completion,)),) = client.run([Request(prompt=ids, pooling=asked(layers))])
             assert completion.pooled is not None
             return completion.pooled
@@ -65,18 +65,21 @@ def test_hidden_states_over_http_and_the_sdk() -> None:
 
         for change, why in (({"stream": True}, "not in a stream"),
                             ({"sampling_params": {"max_new_tokens": 3}}, "of prompts alone"),
-                            ({"return_hidden_states": [999]}, "must be between")):
+                            ({"return_hidden_states": [999]}, "must be between"),
+                            ({"input_ids": [[1]] * 9}, "at most 8")):
             refused = http.post("/generate", json=body | change)
             assert refused.status_code == 400, refused.text
             message = refused.json()["error"]["message"]
             assert message.startswith("return_hidden_states: ") and why in message, message
+        refused = http.post("/pooling", json={"input": [[1]] * 9, "task": "hidden_states"})
+        assert refused.json()["error"]["message"].startswith("input: at most 8")
         with pytest.raises(InvalidRequest, match="layers: must be between -"):
             raise next(result for _, result in client.run(
-                [Request(prompt=ids, pooling=asked([77]))]))
+                [Request(prompt=ids, pooling=asked((77,)))]))
 
         pids = {actor.role: actor.pid for actor in client.status().actors}
         requests = [Request(prompt=ids, pooling=asked(LAYERS)) for _ in range(12)]
-        for number, result in client.run(requests):
+        for _, result in client.run(requests):
             assert np.allclose(result[0].pooled.array(), mine.array(), atol=1e-3)
             if pid := pids.pop("worker-0", None):
                 os.kill(pid, signal.SIGKILL)

@@ -32,6 +32,8 @@ VectorForm = Literal["float", "base64"]
 """base64: of the vector's float32 numbers, little-endian."""
 HIDDEN_STATES: PoolingTask = "hidden_states"
 """The task, and the name of the tensor in an answer."""
+MAX_HIDDEN_PROMPTS = 8
+"""Of one HTTP request for them: all are in memory at once, up to `MAX_RESULT` bytes each."""
 BYTES_AT_ONCE = 1 << 20
 """Of JSON that are written before other requests of the process have their turn: some 3 ms."""
 
@@ -205,6 +207,13 @@ def _json_parts(vector: Pooled, form: VectorForm) -> Iterator[bytes]:
     for row in range(vector.shape[0]):
         yield (b"," if row else b"") + encode_json(numbers[row * width:(row + 1) * width].tolist())
     yield b"]"
+
+
+def check_hidden(prompts: int, field: str) -> None:
+    """Raises `HttpError` where hidden states of so many prompts are asked for at once."""
+    if prompts > MAX_HIDDEN_PROMPTS:
+        raise bad_field(field, f"at most {MAX_HIDDEN_PROMPTS} where hidden states are asked for, "
+                        f"got {prompts}")
 
 
 def shown_hidden(found: Pooled) -> str:

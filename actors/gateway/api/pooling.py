@@ -12,6 +12,7 @@ from actorium.actors.client.relevance import numbers_of, pooled_of
 from actorium.actors.gateway.api.pooled_answers import (
     HIDDEN_STATES,
     PooledBody,
+    check_hidden,
     list_answer,
     pooled,
     prompt_tokens_of,
@@ -36,7 +37,7 @@ class PoolingBody(PooledBody, kw_only=True):
     """None = the first of `TASKS` that the model does."""
     dimensions: int | None = None
     """Of embed alone."""
-    layers: list[int] = []
+    layers: tuple[int, ...] = ()
     """Of hidden_states: see `PoolingParams`."""
 
     def task_of(self, model: ServedModel) -> PoolingTask:
@@ -60,7 +61,10 @@ async def pooling(http: HttpRequest) -> Response:
     model = await call.chosen.model(body)
     params = PoolingParams(task=body.task_of(model), dimensions=body.dimensions,
                            use_activation=body.activates, layers=body.layers)
-    completions = await pooled(call, model, params, body.prompts(), "input",
+    prompts = body.prompts()
+    if params.task == HIDDEN_STATES:
+        check_hidden(len(prompts), "input")
+    completions = await pooled(call, model, params, prompts, "input",
                                **body.pooled_fields)
     shown: list[Any] = [shown_hidden(pooled_of(completion)) for completion in completions] \
         if params.task == HIDDEN_STATES else await vectors(completions, body.encoding_format)

@@ -21,7 +21,7 @@ from actorium.actors.gateway.answer_events import (
     DeltaReader,
 )
 from actorium.actors.gateway.api import answers
-from actorium.actors.gateway.api.pooled_answers import shown_hidden
+from actorium.actors.gateway.api.pooled_answers import check_hidden, shown_hidden
 from actorium.actors.gateway.api.sglang_body import (
     DEFAULT_NEW_TOKENS,
     HIDDEN_FIELD,
@@ -205,6 +205,8 @@ class GenerateTurn(HttpTurn):
 
     async def requests(self) -> list[Request]:
         body, made = self.body, []
+        if body.return_hidden_states:
+            check_hidden(len(self._prompts), HIDDEN_FIELD)
         for i, prompt in enumerate(self._prompts):
             sampling, options = self._samplings[i], self._options[i]
             ids = await self._ids(prompt) if sampling.unlimited or options.start == 0 else None

@@ -125,7 +125,7 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     custom_logit_processor: str | list[str | None] | None = None
     """Name of the logits processor, of all prompts or of each; `custom_params` of the sampling
     parameters are its arguments."""
-    return_hidden_states: bool | list[int] = False
+    return_hidden_states: bool | tuple[int, ...] = False
     """Of the prompt alone, with max_new_tokens=0: base64 of a safetensors file with the tensor
     hidden_states, [tokens, layers, hidden]. A list names layers, see `PoolingParams`; true = the
     last one."""
@@ -166,7 +166,7 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
         """Returns which hidden states are wanted of the prompts."""
         if not (layers := self.return_hidden_states):
             return None
-        return PoolingParams(task="hidden_states", layers=[] if layers is True else layers)
+        return PoolingParams(task="hidden_states", layers=() if layers is True else layers)
 
     def prompts(self, max_model_len: int) -> list[str | list[int]]:
         """Returns one or several prompts. Raises `HttpError`."""
