@@ -338,7 +338,7 @@ class Decoder(LoadedModel):
         """Keep what goes into this layer, where a head drafts from it, or somebody asks for it; see
         `ForwardBatch`."""
         if batch.hidden is not None and layer in batch.hidden.layers:
-            batch.hidden.keep(layer, settled(stream))
+            batch.hidden.keep(layer, settled(stream), self.shape.stream_scale)
         if self.shape.eagle is not None and layer in self.shape.eagle.taps:
             # A layer may write to what it is given.
             batch.tapped[layer] = stream.clone() if isinstance(stream, Tensor) else settled(stream)

@@ -108,9 +108,10 @@ class HiddenTap:
     kept: dict[int, Tensor] = field(default_factory=dict)
     """[R, hidden] of each layer, on the host."""
 
-    def keep(self, layer: int, stream: Tensor) -> None:
-        """Take what goes into a layer, [T, hidden]."""
-        self.kept[layer] = stream.index_select(0, self.rows).cpu()
+    def keep(self, layer: int, stream: Tensor, scale: float) -> None:
+        """Take what goes into a layer, [T, hidden]; scale: `ModelShape.stream_scale`."""
+        own = stream.index_select(0, self.rows)
+        self.kept[layer] = (own if scale == 1 else own * scale).cpu()
 
 
 # --- Images --------------------------------------------------------------------------------------

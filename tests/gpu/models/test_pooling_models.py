@@ -149,11 +149,14 @@ def test_a_class_of_transformers_has_vectors_too(tmp_path: Path) -> None:
         load(model, model_impl="transformers")
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM",
-                                          "Gemma3ForCausalLM"])
-def test_hidden_states_are_those_of_transformers(tmp_path: Path, architecture: str) -> None:
-    """Of some layers and of all, beside completions, in chunks and through preemptions."""
-    body = write_embedder(tmp_path, architecture)
+@pytest.mark.parametrize(("architecture", "options"), [
+    ("Qwen3ForCausalLM", {}), ("Gemma3ForCausalLM", {}), ("CohereForCausalLM", {}),
+    ("GraniteForCausalLM", {"residual_multiplier": 0.25, "embedding_multiplier": 8.0})])
+def test_hidden_states_are_those_of_transformers(tmp_path: Path, architecture: str,
+                                                 options: dict[str, Any]) -> None:
+    """Of some layers and of all, beside completions, in chunks and through preemptions. Granite's
+    are kept divided by a factor."""
+    body = write_embedder(tmp_path, architecture, **options)
     last = body.config.num_hidden_layers
     for layers in ([-1], [0, 1, last, -2], [*range(last + 1)]):
         want = []
