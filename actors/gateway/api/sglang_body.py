@@ -166,7 +166,8 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
         """Returns which hidden states are wanted of the prompts."""
         if not (layers := self.return_hidden_states):
             return None
-        return PoolingParams(task="hidden_states", layers=() if layers is True else layers)
+        return PoolingParams(task="hidden_states", layers=() if isinstance(layers, bool)
+                             else layers)
 
     def prompts(self, max_model_len: int) -> list[str | list[int]]:
         """Returns one or several prompts. Raises `HttpError`."""
