@@ -34,6 +34,12 @@ SILENT_AFTER = 2.0
 """Seconds without a heartbeat after which an actor's last phase no longer counts."""
 
 
+def cache_usage(gauges: Mapping[str, float]) -> float:
+    """The part of the pages that sequences hold, 1 = all. gauges: the scheduler's."""
+    total = gauges.get("free_pages", 0.0) + gauges.get("used_pages", 0.0)
+    return gauges.get("held_pages", 0.0) / total if total else 0.0
+
+
 def state_of(actor: ActorStatus) -> str:
     """The actor's phase; `SILENT` where it claims to work and its heartbeat is overdue."""
     overdue = actor.beat_age > SILENT_AFTER and actor.phase in WORKING_PHASES

@@ -14,9 +14,10 @@ All messages are in one file, because the protocol is best read in one place.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, Raw, Struct
 
@@ -32,12 +33,17 @@ from actorium.actors.params import (
     TextParams,
 )
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 WIRE, WIRES_READ = 2, (1, 2)
 """Version of the messages between clients and actors, counted up with each change that a client of
 before cannot read or write; and those of clients that are served. An upgrade is refused where the
 new version does not serve clients of the running one."""
 MAX_MESSAGE_BYTES = 64 << 20
 """MAXMSGSIZE of every inbox: the connection of a peer that sends a larger frame is closed."""
+MAX_RESULT = MAX_MESSAGE_BYTES // 4
+"""Bytes of what one prompt is pooled to. The results of a step, in one message, have twice that."""
 MAX_CLIENT_MESSAGE_BYTES = 4 << 20
 """The same for the fronts, where clients connect."""
 MAX_TOKENS_IN_MESSAGE = 4 << 20
@@ -407,20 +413,41 @@ class Usage(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Pooled(Struct, frozen=True, array_like=True, gc=False):
-    """A vector, or one for each token."""
+    """A vector, one for each token, or the hidden states of each."""
 
     shape: list[Count]
-    """[width] or [tokens, width]"""
+    """[width], [tokens, width] or, of hidden states, [tokens, layers, hidden]"""
     data: bytes
-    """f4[*shape], little-endian."""
+    """The numbers, little-endian."""
+    dtype: Literal["F32", "F16", "BF16"] = "F32"
+    """Of `data`, by safetensors' name: of hidden states, the model's."""
+
+    def array(self) -> NDArray[Any]:
+        """Returns the numbers: f32[*shape], or f16. bf16, which numpy does not have, as f32."""
+        import numpy as np  # clients do without it
+
+        if self.dtype == "BF16":
+            wide = np.frombuffer(self.data, "<u2").astype(np.uint32) << 16
+            return wide.view(np.float32).reshape(self.shape)
+        return np.frombuffer(self.data, "<f4" if self.dtype == "F32" else "<f2").reshape(self.shape)
 
     def tolist(self) -> list[Any]:
-        """Returns the numbers: a list, or a list for each token."""
+        """Returns the numbers: a list, or a list for each token (of lists, of hidden states)."""
+        if len(self.shape) > 2:
+            numbers: list[Any] = self.array().tolist()
+            return numbers
         view = memoryview(self.data).cast("f")
         *rows, width = self.shape
         if not rows:
             return view.tolist()
         return [view[at:at + width].tolist() for at in range(0, rows[0] * width, width)]
+
+    def safetensors(self, name: str) -> bytes:
+        """Returns a safetensors file with the numbers as the only tensor, of this name."""
+        head = json.dumps({name: {"dtype": self.dtype, "shape": self.shape,
+                                  "data_offsets": [0, len(self.data)]}}).encode()
+        head += b" " * (-len(head) % 8)  # readers take the numbers where they lie, aligned
+        return len(head).to_bytes(8, "little") + head + self.data
 
 
 BYTE_EXPERTS = 256
@@ -732,6 +759,8 @@ class Ready(Message):
     """What it computes with."""
     routing: tuple[Count, Count, Count] = (0, 0, 0)
     """Layers with a mixture of experts, experts that each chooses, experts that each has."""
+    hidden_states: tuple[Count, Count, Count] = (0, 0, 0)
+    """Layers, numbers of a token behind each, and bytes of a number."""
 
 
 class RowLogprobs(Struct, frozen=True, array_like=True, gc=False):

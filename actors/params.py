@@ -41,6 +41,8 @@ MAX_GRAMMAR = 1 << 16
 """Characters of a schema, an expression, a grammar, or of all choices together."""
 MAX_CHOICES = 1024
 MAX_DIMENSIONS = 1 << 20
+MAX_HIDDEN_LAYERS = 1024
+"""Layers whose hidden states a request may ask for, and the highest number of one."""
 MAX_PROCESSORS = 8
 """Logits processors of one request."""
 MAX_PROCESSOR_NAME = 256
@@ -261,7 +263,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
                              f"not with logprobs={self.logprobs}")
 
 
-PoolingTask = Literal["embed", "classify", "token_embed", "token_classify"]
+PoolingTask = Literal["embed", "classify", "token_embed", "token_classify", "hidden_states"]
 
 
 class PoolingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
@@ -270,18 +272,31 @@ class PoolingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
 
     task: PoolingTask
     """embed: one vector; classify: one row of scores, of a text or (by cross-encoders) of a pair of
-    texts; token_embed, token_classify: the same of every token."""
+    texts; token_embed, token_classify: the same of every token; hidden_states: what goes from layer
+    to layer, of every token, where `enable_return_hidden_states` allows it."""
     dimensions: int | None = None
     """Of embed: keep so many leading numbers of the vector, of models that were trained for it
     (Matryoshka, arXiv 2205.13147); None = all."""
     use_activation: bool | None = None
     """Vectors get the length 1, scores go through softmax or sigmoid; None = as the model says."""
+    layers: tuple[int, ...] = ()
+    """Of hidden_states, as transformers numbers its `hidden_states`: 0 = what goes into the first
+    layer, i = what the i-th layer gives, the number of layers = the last rows behind the final
+    norm; from the end, -1 is those. Empty = (-1,)."""
 
     def check(self) -> None:
         """Raises `ValueError("<field>: <what is wrong>")`."""
         _check_range("dimensions", self.dimensions, 1, MAX_DIMENSIONS)
         if self.dimensions is not None and self.task != "embed":
             raise ValueError(f"dimensions: for embed alone, the task is {self.task}")
+        if self.layers and self.task != "hidden_states":
+            raise ValueError(f"layers: for hidden_states alone, the task is {self.task}")
+        if self.use_activation is not None and self.task == "hidden_states":
+            raise ValueError("use_activation: not of hidden_states")
+        if len(self.layers) > MAX_HIDDEN_LAYERS:
+            raise ValueError(f"layers: at most {MAX_HIDDEN_LAYERS}, got {len(self.layers)}")
+        for layer in self.layers:
+            _check_range("layers", layer, -MAX_HIDDEN_LAYERS, MAX_HIDDEN_LAYERS)
 
 
 _RANGES: tuple[tuple[str, float, float], ...] = (
@@ -382,6 +397,9 @@ class ResolvedPooling(Struct, frozen=True, array_like=True, forbid_unknown_field
     pair_start: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     """Index of the first token that belongs to the second text, for models that tell the two texts
     apart; 0 = there is none."""
+    layers: Annotated[tuple[Annotated[int, Meta(ge=-MAX_HIDDEN_LAYERS, le=MAX_HIDDEN_LAYERS)], ...],
+                      Meta(max_length=MAX_HIDDEN_LAYERS)] = ()
+    """See `PoolingParams.layers`; none but of hidden_states."""
 
 
 class TextParams(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):

@@ -24,7 +24,8 @@ GENERATE = "generate"
 TASK_VERBS = {
     GENERATE: "does not generate text", "embed": "does not embed texts",
     "classify": "does not classify texts", "token_embed": "does not embed tokens",
-    "token_classify": "does not classify tokens"}
+    "token_classify": "does not classify tokens",
+    "hidden_states": "gives no hidden states without --enable-return-hidden-states"}
 """What a model lacks, by the name of the task."""
 LATEST = ":latest"
 """The tag that Ollama's clients add to a name without one."""

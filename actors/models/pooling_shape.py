@@ -101,7 +101,7 @@ class PoolingShape(Struct, frozen=True, kw_only=True):
 
     def every_row(self, task: PoolingTask) -> bool:
         """Whether the result depends on the rows of all tokens."""
-        return self.kind != "last" or not self.causal or task in ("token_embed", "token_classify")
+        return self.kind != "last" or not self.causal or task not in ("embed", "classify")
 
     @property
     def scores(self) -> int:
@@ -137,6 +137,8 @@ def read_pooling(path: Path, raw: dict[str, Any], model: ModelConfig) -> Pooling
     if model.convert not in ("auto", "none") and model.convert not in found.tasks:
         raise BadConfig(f"convert: {path.name} has no weights for {model.convert}, its tasks are "
                         f"{', '.join(found.tasks)}", "model.convert")
+    if model.enable_return_hidden_states:
+        found = replace(found, tasks=(*found.tasks, "hidden_states"))
     return _overridden(found, model.pooler_config)
 
 

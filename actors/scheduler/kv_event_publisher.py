@@ -80,7 +80,7 @@ class KVEventPublisher:
 
     def publish(self) -> None:
         """Sends what has happened since the last call."""
-        self._events.watch(self._state.kv_cache.tree)
+        self._events.watch(self._state.kv_cache.tree, self._state.tier)
         if self._subscribed():
             self._events.start_over()
         batch = self._events.take(time())

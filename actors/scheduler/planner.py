@@ -12,7 +12,15 @@ import numpy as np
 
 from actorium.actors.config.parsed_values import GRAMMAR, parse_speculative
 from actorium.actors.config.tree import Config
-from actorium.actors.messages import BACKGROUND, Admit, Ready, RowDrafts, StepPlan, StepResult
+from actorium.actors.messages import (
+    BACKGROUND,
+    MAX_RESULT,
+    Admit,
+    Ready,
+    RowDrafts,
+    StepPlan,
+    StepResult,
+)
 from actorium.actors.scheduler.draft_policy import DraftChoice, DraftPolicy
 from actorium.actors.scheduler.prefill_pacing import PrefillAllowance, PrefillPacer, new_pacer
 from actorium.actors.scheduler.request_state import PlanRecord, SequenceState, VerifiedDrafts
@@ -43,6 +51,8 @@ class Planner:
         use of."""
         self._made = DraftChoice()
         """The drafts of the last plan."""
+        self._hidden_states = (0, 0, 0)
+        """See `Ready`."""
 
     def plan(self, step: int, unresolved: tuple[PlanRecord, ...],
              forced: Mapping[int, Sequence[int]] | None = None) -> (
@@ -110,6 +120,7 @@ class Planner:
         if methods != (self.drafting.methods if self.drafting else {}):
             self.drafting = DraftPolicy(methods, self._fixed_drafts) if methods else None
         self.most_forced = methods.get(GRAMMAR, 0)
+        self._hidden_states = worker.hidden_states
         self._made = DraftChoice()
         pacing = new_pacer(self._target_itl, worker)
         if pacing is None or self.pacing is None or pacing.about != self.pacing.about:
@@ -252,6 +263,9 @@ class Planner:
         table, kv_cache, slot = state.table, state.kv_cache, sequence.slot
         left = sequence.total - sequence.computed
         chunk = min(left, draft.budget)
+        size = left == chunk and sequence.pooled and self._result_bytes(sequence)
+        if size and draft.results and draft.results + size > 2 * MAX_RESULT:
+            chunk -= 1  # it ends with a later step: results travel in one message
         if state.whole_prompts:
             chunk = 0 if chunk < left else left
         elif sequence.background and state.foreground:
@@ -282,9 +296,17 @@ class Planner:
         draft.appends.append(appends)
         draft.attended += chunk * (sequence.computed + chunk / 2)
         sequence.computed += chunk
+        draft.results += size if chunk == left else 0
         draft.extends.append((sequence, chunk))
         draft.budget -= chunk
         draft.checkpoints += state.chunk_planned(sequence, chunk)
+
+    def _result_bytes(self, sequence: SequenceState) -> int:
+        """Returns the bytes of what is told of every token of a pooled prompt."""
+        pooling, (_, width, number) = sequence.request.submit.pooling, self._hidden_states
+        assert pooling is not None
+        row = len(pooling.layers) * number or 4 * (pooling.task == "token_embed")
+        return sequence.total * row * width
 
     def _written(self, sequence: SequenceState, chunk: int) -> int:
         """Returns how many tokens of the sequence have K and V somewhere after its next `chunk`
@@ -370,6 +392,8 @@ class PartialPlan:
     extends: list[tuple[SequenceState, int]] = field(default_factory=list)
     admits: list[Admit] = field(default_factory=list)
     checkpoints: list[tuple[int, int, int]] = field(default_factory=list)
+    results: int = 0
+    """Bytes of the results that it brings."""
     attended: float = 0.0
     """As `PlanRecord.attended`."""
     allowance: PrefillAllowance | None = None

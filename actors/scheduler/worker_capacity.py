@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from actorium.actors.errors import BadModel
-from actorium.actors.messages import BYTE_EXPERTS, MAX_ROUTED_BYTES, PageGroup, Ready
+from actorium.actors.messages import BYTE_EXPERTS, MAX_RESULT, MAX_ROUTED_BYTES, PageGroup, Ready
 from actorium.actors.scheduler.adapters import SERVES_NONE
 from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
 from actorium.actors.scheduler.request_state import Rejection, RequestState
@@ -87,6 +87,15 @@ def check_request(request: RequestState, worker: Ready, kv_cache: KVCacheManager
     capacity, pooling = kv_cache.capacity(window), request.submit.pooling
     if pooling is not None and pooling.task not in worker.pooling:
         return Rejection("invalid_request", f"task: the model does not serve {pooling.task}")
+    if pooling is not None and pooling.layers:
+        layers, width, number = worker.hidden_states
+        if wrong := [own for own in pooling.layers if not -layers - 1 <= own <= layers]:
+            return Rejection("invalid_request", f"layers: must be between -{layers + 1} and "
+                             f"{layers}, got {wrong[0]}")
+        if (size := length * len(pooling.layers) * width * number) > MAX_RESULT:
+            return Rejection("invalid_request", f"layers: {len(pooling.layers)} of {length} tokens "
+                             f"are {size:,} bytes, the limit of a result is {MAX_RESULT:,}: ask "
+                             "for fewer layers at a time")
     if length + (pooling is None) > worker.max_model_len:
         more = " and one to generate" if pooling is None else ""
         return Rejection("context_overflow", f"prompt: {length} tokens{more} exceed "

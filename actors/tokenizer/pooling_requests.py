@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from actorium.actors.errors import InvalidRequest
-from actorium.actors.messages import MAX_MESSAGE_BYTES, Generate
+from actorium.actors.messages import MAX_RESULT, Generate
 from actorium.actors.models.pooling_shape import PoolingShape, served_tasks
 from actorium.actors.params import ResolvedParams, ResolvedPooling, SamplingParams
 from actorium.actors.tokenizer.defaults import ModelFacts
 
 NOTHING_SAMPLED = ResolvedParams(max_tokens=1, temperature=0.0)
 """Of a request that is pooled."""
-MAX_RESULT = MAX_MESSAGE_BYTES // 4
-"""Bytes of one result."""
+LAST = (-1,)
 _DEFAULTS = SamplingParams()
 
 
@@ -57,7 +56,8 @@ def resolve_pooling(message: Generate, facts: ModelFacts, tokens: int,
     return ResolvedPooling(
         task=task, every_row=shape.every_row(task), dimensions=pooling.dimensions or 0,
         activation=default if pooling.use_activation is None else pooling.use_activation,
-        pair_start=pair_start)
+        pair_start=pair_start,
+        layers=pooling.layers or LAST if task == "hidden_states" else ())
 
 
 def info(shape: PoolingShape | None) -> dict[str, Any]:

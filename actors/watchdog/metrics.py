@@ -16,7 +16,7 @@ from typing import NamedTuple, get_args
 from actorium.actors.config.cluster_settings import NODES_ROLE, RAY_ROLE, clustered
 from actorium.actors.config.parsed_values import DRAFTS
 from actorium.actors.config.tree import Config
-from actorium.actors.health import BY_METHOD, READY_PHASES, SPECULATION, bytes_of
+from actorium.actors.health import BY_METHOD, READY_PHASES, SPECULATION, bytes_of, cache_usage
 from actorium.actors.params import PoolingTask
 from actorium.actors.runtime import beat_gauges
 from actorium.actors.runtime.beat_gauges import (
@@ -133,9 +133,8 @@ def _vllm_special(facts: MetricsInput, common: dict[str, str]) -> Iterator[Metri
     """Returns vLLM's metrics that have a label of their own, or are computed."""
     gauges = _gauges(facts, SCHEDULER)
     total = gauges.get("free_pages", 0.0) + gauges.get("used_pages", 0.0)
-    usage = gauges.get("held_pages", 0.0) / total if total else 0.0
     yield _family("vllm:kv_cache_usage_perc", GAUGE, "Pages that sequences hold; 1 = all.",
-                  [(common, usage)])
+                  [(common, cache_usage(gauges))])
     memory = facts.config.memory
     info = {"block_size": str(memory.page_size), "num_gpu_blocks": f"{total:.0f}",
             "cache_dtype": memory.kv_cache_dtype,

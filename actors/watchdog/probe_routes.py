@@ -71,8 +71,8 @@ class ProbeApp:
             "/livez": self._live, "/v2/health/live": self._live,
             "/readyz": self._ready, "/health": self._ready, "/ping": self._ready,
             "/v2/health/ready": self._ready,
-            "/startupz": self._startup, "/load": self._load, "/version": self._version,
-            "/metrics": self._metrics}
+            "/startupz": self._startup, "/load": self._load, "/get_load": self._get_load,
+            "/version": self._version, "/metrics": self._metrics}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Respond) -> None:
         if scope["type"] != "http":
@@ -156,6 +156,17 @@ class ProbeApp:
                   ("running", "waiting", "waiting_requests", "free_pages", "held_pages",
                    "cached_pages")}
         return json_response(200, server_load=counts["running"] + counts["waiting"], **counts)
+
+    def _get_load(self, _accept: str) -> ProbeResponse:
+        """As SGLang's; its tokens are those that the pages of sequences have room for."""
+        facts = self._engine.metrics_input(self._clock())
+        scheduler = facts.actors.get(SCHEDULER)
+        gauges = scheduler.gauges if scheduler is not None else {}
+        waiting, running, pages = (int(gauges.get(name, 0)) for name in
+                                   ("waiting", "running", "held_pages"))
+        return ProbeResponse(200, msgspec.json.encode([{
+            "dp_rank": 0, "num_reqs": running + waiting, "num_waiting_reqs": waiting,
+            "num_tokens": pages * facts.config.memory.page_size}]))
 
     def _version(self, _accept: str) -> ProbeResponse:
         return json_response(200, version=__version__)

@@ -314,6 +314,11 @@ def read_shape(path: Path, config: Config) -> ModelShape:
                               model.quantization, model.quantization_group,
                               model.quantization_head, model.language_model_only,
                               model.model_impl, read_pooling(path, raw, model))
+    if model.enable_return_hidden_states and (shape.by_transformers or shape.altup):
+        raise BadConfig("enable_return_hidden_states: " + (
+            "classes of transformers give no hidden states of single layers" if shape.altup is None
+            else f"{shape.architecture} has several streams of them"),
+            "model.enable_return_hidden_states")
     if shape.chunked and (chunk := max(shape.windows)) % page:
         raise BadConfig(f"page_size: must divide the chunks of {chunk} tokens to which the model "
                         f"attends, got {page}", "memory.page_size")

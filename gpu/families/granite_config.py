@@ -97,7 +97,7 @@ def _multiplied(get: Fields, shape: ModelShape) -> ModelShape:
     return replace(
         shape, qkv_bias=bias, o_bias=bias, norm_eps=shape.norm_eps / residual**2,
         attention_scale=get.float("attention_multiplier"),
-        embed_scale=get.float("embedding_multiplier") / residual,
+        embed_scale=get.float("embedding_multiplier") / residual, stream_scale=residual,
         logit_scale=1 / get.float("logits_scaling"))
 
 

@@ -116,6 +116,9 @@ class ModelShape:
     head_bias: bool = False
     embed_scale: float = 1.0
     """On the embeddings."""
+    stream_scale: float = 1.0
+    """What hidden states between layers are to be multiplied by, to be those of the checkpoint's
+    own class."""
     logit_scale: float = 1.0
     attention_cap: float = 0.0
     """Scores become cap * tanh(score / cap); 0 = they stay."""

@@ -335,7 +335,10 @@ class Decoder(LoadedModel):
         return settled(last.few(stream.pop(), step, batch.logit_rows))
 
     def _tap(self, layer: int, stream: HiddenStream, batch: ForwardBatch) -> None:
-        """Keep what goes into this layer, where a head drafts from it; see `ForwardBatch`."""
+        """Keep what goes into this layer, where a head drafts from it, or somebody asks for it; see
+        `ForwardBatch`."""
+        if batch.hidden is not None and layer in batch.hidden.layers:
+            batch.hidden.keep(layer, settled(stream), self.shape.stream_scale)
         if self.shape.eagle is not None and layer in self.shape.eagle.taps:
             # A layer may write to what it is given.
             batch.tapped[layer] = stream.clone() if isinstance(stream, Tensor) else settled(stream)

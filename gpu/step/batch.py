@@ -70,6 +70,8 @@ class ForwardBatch:
     tapped: dict[int, Tensor] = field(default_factory=dict)
     """[T, hidden] of what went into layers, by their numbers: the first group's batch gets those
     that an EAGLE-3 head takes."""
+    hidden: HiddenTap | None = None
+    """Of the first group's batch, where requests ask for hidden states."""
 
     @property
     def turned_to(self) -> Tensor:
@@ -91,6 +93,25 @@ class StateRows:
     accepted: Tensor | None = None
     """i64[decode_rows]: how many drafts of its last window each row's sequence has accepted; what
     is below 0 counts as 0. None where nothing is ever drafted."""
+
+
+@dataclass(slots=True)
+class HiddenTap:
+    """Keeps hidden states between layers, for requests that ask for them. They are brought to the
+    host layer by layer, for which the host waits: those of all layers would not fit what the memory
+    plan leaves of a device."""
+
+    layers: frozenset[int]
+    """i = what goes into the i-th layer, from 0."""
+    rows: Tensor
+    """i64[R]: those of the step's rows that are kept."""
+    kept: dict[int, Tensor] = field(default_factory=dict)
+    """[R, hidden] of each layer, on the host."""
+
+    def keep(self, layer: int, stream: Tensor, scale: float) -> None:
+        """Take what goes into a layer, [T, hidden]; scale: `ModelShape.stream_scale`."""
+        own = stream.index_select(0, self.rows)
+        self.kept[layer] = (own if scale == 1 else own * scale).cpu()
 
 
 # --- Images --------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from actorium.actors.messages import StepPlan, StepResult
+from actorium.actors.messages import Pooled, StepPlan, StepResult
 from actorium.gpu.step.input_batch import PromptLogprobRows
 from actorium.gpu.step.pooled_rows import PooledStep
 from actorium.gpu.step.result_logprobs import prompt_logprobs, row_logprobs
@@ -33,6 +33,8 @@ class LaunchedStep:
     prompts: Sequence[PromptLogprobRows] = ()
     prompt_values: Download | None = None
     pooled: PooledStep | None = None
+    hidden: list[tuple[int, Pooled]] = field(default_factory=list)
+    """Slots of prompts that it ends, and their hidden states."""
     experts: RoutedStep | None = None
     drafts: Download | None = None
     """New drafts of the sequences with masks, which the scheduler must know."""
@@ -66,5 +68,6 @@ class LaunchedStep:
             self.plan.epoch, self.plan.step, counts.tobytes(), tokens, finish,
             row_logprobs(self.ranked, self.ranked_values, counts),
             prompt_logprobs(self.prompts, self.prompt_values), busy_us, idle_us, drafts, late_us,
-            *self.media, self.lost(), self.pooled.results() if self.pooled else [], self.drafted,
+            *self.media, self.lost(),
+            self.hidden + (self.pooled.results() if self.pooled else []), self.drafted,
             experts=self.experts.results(counts) if self.experts else [])

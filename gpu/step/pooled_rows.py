@@ -74,6 +74,8 @@ def pool_rows(pooler: Pooler, rows: Sequence[PooledRows], normed: Tensor,
     for own, chunk in zip(rows, normed.split([each.rows for each in rows]), strict=True):
         prompt = prompts[own.slot]
         pooling = prompt.pooling
+        if pooling.layers:
+            continue  # see `hidden_rows`
         if pooling.task.startswith("token"):
             prompt.parts.append(pooler.finish(chunk, pooling))
             if own.ends:

@@ -15,6 +15,7 @@ from actorium.gpu.graphs.capture import Capturer
 from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner, GraphReplay
 from actorium.gpu.plan.graph_memory import GraphShape
 from actorium.gpu.step.forward import CapturedLayers, StepCounts, StepModel
+from actorium.gpu.step.hidden_rows import hidden_results, hidden_tap
 from actorium.gpu.step.host_pages import HostPages, PageStaging
 from actorium.gpu.step.input_batch import (
     InputBatch,
@@ -210,6 +211,7 @@ class ModelRunner:
              routed: list[RoutedRows]) -> None:
         """Run the step operation by operation, or its layers from piecewise graphs."""
         recurrent, normed, rows = self._recurrent(plan, step), None, None
+        step.batches[0].hidden = hidden_tap(step, self.tables.pooled, self.model.shape.layers)
         if routed:
             rows = self._routed_rows(step, recurrent, routed, out)
         if any(own.needs_hidden(step, made) for own, made in self._drafting(plan)):
@@ -217,13 +219,13 @@ class ModelRunner:
             wanted = normed.index_select(0, step.batches[0].logit_rows)
             emitted = self._sample_rows(step, wanted, self.model.head_logits, up, out)
             if step.pooled:
-                self._pool(step.pooled, wanted[-_rows_of(step.pooled):], out)
+                self._pool(step, wanted[-_rows_of(step.pooled):], out)
         else:
             wanted = (self.wanted_rows(step, recurrent) if rows is None
                       else rows.index_select(0, step.batches[0].logit_rows))
             emitted = self._sample_rows(step, wanted, self.model.logits, up, out)
             if step.pooled:
-                self._pool(step.pooled, self.model.norm_rows(wanted[-_rows_of(step.pooled):]), out)
+                self._pool(step, self.model.norm_rows(wanted[-_rows_of(step.pooled):]), out)
         tokens, counts = (emitted.rows, emitted.counts) if emitted else (None, None)
         for own, made in self._drafting(plan):
             own.propose(step, made, tokens, counts, normed)
@@ -279,6 +281,8 @@ class ModelRunner:
         as_text = all(batch.images is None and batch.turned_to.dim() == 1 for batch in step.batches)
         if self.model.tape.chosen is not None:
             why = "experts"
+        elif step.batches[0].hidden is not None:
+            why = "hidden_states"
         elif self.segments is None:
             why = "off"
         elif not as_text:
@@ -333,10 +337,13 @@ class ModelRunner:
                                               wanted[rows:rows + len(tokens)], to_logits)
         return emitted
 
-    def _pool(self, pooled: Sequence[PooledRows], normed: Tensor, out: LaunchedStep) -> None:
+    def _pool(self, step: InputBatch, normed: Tensor, out: LaunchedStep) -> None:
         """Take in rows of prompts that are pooled. normed: [R, hidden], after the final norm."""
+        if (tap := step.batches[0].hidden) is not None:
+            out.hidden = hidden_results(tap, step.pooled, normed, self.tables.pooled,
+                                        self.model.shape.layers)
         assert self.model.pooler is not None, "the scheduler knows which tasks are served"
-        found = pool_rows(self.model.pooler, pooled, normed, self.tables.pooled)
+        found = pool_rows(self.model.pooler, step.pooled, normed, self.tables.pooled)
         if found is not None:
             out.pooled = PooledStep(found[0], self.arrays.fetch(found[1]))
 

@@ -44,6 +44,7 @@ from actorium.gpu.passes.pass_manager import keep_all
 from actorium.gpu.plan.graph_memory import Graphs
 from actorium.gpu.plan.memory_plan import MemoryPlan
 from actorium.gpu.plan.weight_bytes import bytes_by_format
+from actorium.gpu.step.hidden_rows import hidden_sizes
 from actorium.gpu.step.routed_experts import routing_of
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.weights.dtypes import TORCH_DTYPES
@@ -201,6 +202,7 @@ def _ready(config: Config, epoch: int, runner: ModelRunner, shape: ModelShape, i
         whole_prompts=pooling is not None and not pooling.causal,
         adapters=runner.adapters.layers.slots if runner.adapters else 0,
         routing=routing_of(shape),
+        hidden_states=hidden_sizes(shape),
         **tier_capacity(runner, config))
 
 

@@ -90,11 +90,20 @@ def test_two_ranks_pool_as_one(tmp_path: Path) -> None:
     prompts = [[5, 9, 100, 33], list(range(3, 80))]
     with short_dir() as base, Engine(
             model, device="cpu", dtype="float32", skip_tokenizer=True, threads=2,
-            tensor_parallel_size=2, run_dir=str(base), max_num_batched_tokens=32) as engine:
-        assert engine.client.server_info()["tasks"] == ["classify"]
+            tensor_parallel_size=2, run_dir=str(base), max_num_batched_tokens=32,
+            enable_return_hidden_states=True) as engine:
+        assert engine.client.server_info()["tasks"] == ["classify", "hidden_states"]
         told = ask(engine.client, [Request(prompt=own, pooling=CLASSIFY) for own in prompts])
+        hidden = ask(engine.client, [Request(prompt=own, pooling=PoolingParams(
+            task="hidden_states", layers=(0, 1, -1))) for own in prompts])
         with pytest.raises(InvalidRequest, match="the model does not generate; it serves classify"):
             engine.client.generate([1, 2, 3])
+    for own, each in zip(prompts, hidden, strict=True):
+        with torch.no_grad():
+            want = scored.model(torch.tensor([own]), output_hidden_states=True).hidden_states
+        assert each.pooled is not None
+        torch.testing.assert_close(torch.tensor(each.pooled.array()), torch.stack(
+            [want[layer][0] for layer in (0, 1, -1)], 1), rtol=1e-3, atol=1e-3)
     assert_near([torch.tensor(each.pooled.tolist()) for each in told if each.pooled],
                 [logits(scored, own)[0].softmax(-1) for own in prompts])
 

@@ -40,6 +40,7 @@ from actorium.actors.params import ResolvedParams, ResolvedPooling, TextParams
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.structured.structured_output import Load, no_vocabulary
 from actorium.gpu.plan.sizes import page_table_width
+from actorium.gpu.step.hidden_rows import hidden_sizes
 from actorium.gpu.step.pools import make_pools
 from actorium.gpu.step.routed_experts import routing_of
 from actorium.gpu.step.runner import ModelRunner
@@ -105,7 +106,8 @@ class Ring:
                             host_parts=host.parts if host else [],
                             pooling=list(pooling.tasks) if pooling else [],
                             whole_prompts=bool(pooling and not pooling.causal),
-                            routing=routing_of(runner.model.shape))
+                            routing=routing_of(runner.model.shape),
+                            hidden_states=hidden_sizes(runner.model.shape))
         self.core.on_message(self._ready, 0.0)
         runner.wait = self._late_masks
         self._masks: dict[int, list[RowMask]] = {}

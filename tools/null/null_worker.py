@@ -126,10 +126,13 @@ def pooled_tokens(tokens: Ints, pooling: ResolvedPooling) -> Pooled:
     """Returns the vector of a prompt, or of each of its tokens: the running sum of tokens times
     their place, modulo a prime, as `WIDTH` numbers (or as many as are asked for)."""
     sums = np.cumsum(tokens.astype(np.int64) * np.arange(1, len(tokens) + 1)) % PRIME
-    rows = sums if pooling.task.startswith("token") else sums[-1:]
-    width = pooling.dimensions or WIDTH
+    every = pooling.every_row or pooling.task.startswith("token")
+    rows = sums if every else sums[-1:]
+    width = pooling.dimensions or WIDTH * max(1, len(pooling.layers))
     grid = ((rows[:, None] + 1) * np.arange(1, width + 1) % PRIME).astype(np.float32)
-    shape = [*grid.shape] if pooling.task.startswith("token") else [width]
+    shape = [*grid.shape] if every else [width]
+    if pooling.layers:
+        shape = [len(rows), len(pooling.layers), WIDTH]
     return Pooled(shape, grid.tobytes())
 
 
@@ -162,7 +165,7 @@ class NullWorker(Core):
                            draft_methods=_methods(config) if drafts else {},
                            rank=rank_of(context.role),
                            adapters=config.adapters.max_loras * config.adapters.enable_lora,
-                           pooling=[*get_args(PoolingTask)],
+                           pooling=[*get_args(PoolingTask)], hidden_states=(4, WIDTH, 4),
                            **_tiers(config))
         self._adapters: dict[int, bytes] = {}
         """Digests of adapters by their numbers."""

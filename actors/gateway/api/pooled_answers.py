@@ -22,7 +22,7 @@ from actorium.actors.gateway.http.http_errors import bad_field, http_error
 from actorium.actors.gateway.http.replies import encode_json
 from actorium.actors.gateway.served_model import ServedModel
 from actorium.actors.messages import Pooled
-from actorium.actors.params import PoolingParams
+from actorium.actors.params import PoolingParams, PoolingTask
 
 MAX_INPUTS = 2048
 """Of one request, as OpenAI has it."""
@@ -30,6 +30,10 @@ Inputs: TypeAlias = str | list[str | int | list[int]]
 """A text, a list of token ids, or a list of either."""
 VectorForm = Literal["float", "base64"]
 """base64: of the vector's float32 numbers, little-endian."""
+HIDDEN_STATES: PoolingTask = "hidden_states"
+"""The task, and the name of the tensor in an answer."""
+MAX_HIDDEN_PROMPTS = 8
+"""Of one HTTP request for them: all are in memory at once, up to `MAX_RESULT` bytes each."""
 BYTES_AT_ONCE = 1 << 20
 """Of JSON that are written before other requests of the process have their turn: some 3 ms."""
 
@@ -203,6 +207,18 @@ def _json_parts(vector: Pooled, form: VectorForm) -> Iterator[bytes]:
     for row in range(vector.shape[0]):
         yield (b"," if row else b"") + encode_json(numbers[row * width:(row + 1) * width].tolist())
     yield b"]"
+
+
+def check_hidden(prompts: int, field: str) -> None:
+    """Raises `HttpError` where hidden states of so many prompts are asked for at once."""
+    if prompts > MAX_HIDDEN_PROMPTS:
+        raise bad_field(field, f"at most {MAX_HIDDEN_PROMPTS} where hidden states are asked for, "
+                        f"got {prompts}")
+
+
+def shown_hidden(found: Pooled) -> str:
+    """Returns hidden states as base64 of a safetensors file."""
+    return b64encode(found.safetensors(HIDDEN_STATES)).decode()
 
 
 def list_answer(call: EngineCall, model: ServedModel, prefix: str, data: list[Any],

@@ -8,12 +8,15 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from actorium.actors.client.relevance import numbers_of
+from actorium.actors.client.relevance import numbers_of, pooled_of
 from actorium.actors.gateway.api.pooled_answers import (
+    HIDDEN_STATES,
     PooledBody,
+    check_hidden,
     list_answer,
     pooled,
     prompt_tokens_of,
+    shown_hidden,
     vectors,
 )
 from actorium.actors.gateway.engine_call import call_of
@@ -34,6 +37,8 @@ class PoolingBody(PooledBody, kw_only=True):
     """None = the first of `TASKS` that the model does."""
     dimensions: int | None = None
     """Of embed alone."""
+    layers: tuple[int, ...] = ()
+    """Of hidden_states: see `PoolingParams`."""
 
     def task_of(self, model: ServedModel) -> PoolingTask:
         """Returns the task. Raises `HttpError` where the model does none."""
@@ -55,11 +60,16 @@ async def pooling(http: HttpRequest) -> Response:
     body.check()
     model = await call.chosen.model(body)
     params = PoolingParams(task=body.task_of(model), dimensions=body.dimensions,
-                           use_activation=body.activates)
-    completions = await pooled(call, model, params, body.prompts(), "input",
+                           use_activation=body.activates, layers=body.layers)
+    prompts = body.prompts()
+    if params.task == HIDDEN_STATES:
+        check_hidden(len(prompts), "input")
+    completions = await pooled(call, model, params, prompts, "input",
                                **body.pooled_fields)
+    shown: list[Any] = [shown_hidden(pooled_of(completion)) for completion in completions] \
+        if params.task == HIDDEN_STATES else await vectors(completions, body.encoding_format)
     data = [{"index": i, "object": "pooling", "data": encoded}
-            for i, encoded in enumerate(await vectors(completions, body.encoding_format))]
+            for i, encoded in enumerate(shown)]
     return JsonReply(list_answer(call, model, "pool", data, prompt_tokens_of(completions)))
 
 

@@ -21,8 +21,10 @@ from actorium.actors.gateway.answer_events import (
     DeltaReader,
 )
 from actorium.actors.gateway.api import answers
+from actorium.actors.gateway.api.pooled_answers import check_hidden, shown_hidden
 from actorium.actors.gateway.api.sglang_body import (
     DEFAULT_NEW_TOKENS,
+    HIDDEN_FIELD,
     GenerateBody,
     LogprobOptions,
     SglangSampling,
@@ -34,7 +36,7 @@ from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError, bad_field
 from actorium.actors.gateway.http.replies import JsonReply, sse_event
 from actorium.actors.gateway.served_model import ServedModel
-from actorium.actors.messages import TokenLogprob, Usage
+from actorium.actors.messages import Pooled, TokenLogprob, Usage
 from actorium.actors.params import SamplingParams
 
 Prompt = str | list[int]
@@ -63,6 +65,8 @@ class GenerateOutput:
         self._logprobs: list[TokenLogprob] = []
         self._prompt: list[TokenLogprob | None] = []
         self._last: ChoiceEvents | None = None
+        self.hidden: Pooled | None = None
+        """The prompt's hidden states."""
 
     def add(self, events: ChoiceEvents) -> None:
         """Adds events. Raises `HttpError` on a place that is not in the prompt."""
@@ -96,6 +100,8 @@ class GenerateOutput:
             meta |= _speculation(used)
             if self._last.routed_experts is not None:
                 meta["routed_experts"] = answers.experts_int32(self._last.routed_experts)
+            if self.hidden is not None:
+                meta["hidden_states"] = shown_hidden(self.hidden)
             if seconds is not None:
                 meta["e2e_latency"] = seconds
         return meta
@@ -190,7 +196,8 @@ class GenerateTurn(HttpTurn):
 
     def engine_fields(self) -> dict[str, str]:
         return {"prompt": "text" if self.body.input_ids is None else "input_ids",
-                "routed_experts": "return_routed_experts"}
+                "routed_experts": "return_routed_experts", "layers": HIDDEN_FIELD,
+                "task": HIDDEN_FIELD}
 
     @property
     def shows_token_texts(self) -> bool:
@@ -198,6 +205,8 @@ class GenerateTurn(HttpTurn):
 
     async def requests(self) -> list[Request]:
         body, made = self.body, []
+        if body.return_hidden_states:
+            check_hidden(len(self._prompts), HIDDEN_FIELD)
         for i, prompt in enumerate(self._prompts):
             sampling, options = self._samplings[i], self._options[i]
             ids = await self._ids(prompt) if sampling.unlimited or options.start == 0 else None
@@ -209,7 +218,15 @@ class GenerateTurn(HttpTurn):
                 GenerateOutput(label, options, self._text_of(), prompt_only,
                                ids[0] if ids else None)
                 for label in self._labels[i * self._n:(i + 1) * self._n]]
-            made.append(Request(prompt=prompt if ids is None else ids, params=params,
+            hidden = body.hidden_states
+            if hidden is not None and hidden.task not in self.model.tasks:
+                raise bad_field(HIDDEN_FIELD, "needs --enable-return-hidden-states")
+            if hidden is not None and not (prompt_only and self._n == 1):
+                raise bad_field(HIDDEN_FIELD, "of prompts alone, with sampling_params."
+                                "max_new_tokens=0 and n=1: of a completion ask again, its tokens "
+                                "behind the prompt's")
+            made.append(Request(prompt=prompt if ids is None else ids, pooling=hidden,
+                                params=None if hidden else params,
                                 timeout=body.timeout, tenant=self.call.tenant,
                                 priority=body.priority, cache_salt=self._salts[i],
                                 adapter=self._adapters[i]))
@@ -245,6 +262,7 @@ class GenerateTurn(HttpTurn):
         """Returns an object for each completion; an aborted one has its part so far."""
         async with self.call.stream(*requests) as stream:
             async for delta in stream:
+                self._outputs[delta.index].hidden = delta.pooled
                 for event in self.answer.read(delta):
                     if isinstance(event, ChoiceEvents):
                         self._outputs[event.index].add(event)

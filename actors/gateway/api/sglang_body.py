@@ -18,7 +18,7 @@ from actorium.actors.gateway.api.sampling_fields import (
     unsupported_in,
 )
 from actorium.actors.gateway.http.http_errors import HttpError, bad_field
-from actorium.actors.params import MAX_LOGPROBS, MAX_N, SamplingParams, Structured
+from actorium.actors.params import MAX_LOGPROBS, MAX_N, PoolingParams, SamplingParams, Structured
 
 DEFAULT_NEW_TOKENS = 128
 """SGLang's default limit."""
@@ -28,6 +28,7 @@ SAME = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "samplin
 FORMATS = {"json_schema": "json_schema", "regex": "regex", "ebnf": "grammar",
            "structural_tag": "structural_tag"}
 """SGLang's names of what a completion must be, and those of `Structured`."""
+HIDDEN_FIELD = "return_hidden_states"
 NO_LIMIT = 1 << 30
 """SGLang's own way of saying that top_k is off."""
 
@@ -97,7 +98,6 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     audio_data: Unsupported = None
     lora_id: Unsupported = None
     session_params: Unsupported = None
-    return_hidden_states: Unsupported = None
     return_sampling_mask: Unsupported = None
     return_flat_raw_top_logprobs: Unsupported = None
     return_entropy: Unsupported = None
@@ -125,6 +125,10 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     custom_logit_processor: str | list[str | None] | None = None
     """Name of the logits processor, of all prompts or of each; `custom_params` of the sampling
     parameters are its arguments."""
+    return_hidden_states: bool | tuple[int, ...] = False
+    """Of the prompt alone, with max_new_tokens=0: base64 of a safetensors file with the tensor
+    hidden_states, [tokens, layers, hidden]. A list names layers, see `PoolingParams`; true = the
+    last one."""
     return_routed_experts: bool = False
     """Base64 of little-endian int32[tokens, layers, experts chosen], of all tokens but the last."""
     cache_salt: str | list[str] | None = None
@@ -152,6 +156,18 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
             value = getattr(self, name)
             if any(value) if isinstance(value, list) else value:
                 raise bad_field(name, "not supported")
+        if self.return_hidden_states and (
+                self.stream or self.return_routed_experts or self.return_logprob):
+            raise bad_field(HIDDEN_FIELD, "not in a stream, nor together with "
+                            "return_routed_experts or return_logprob")
+
+    @property
+    def hidden_states(self) -> PoolingParams | None:
+        """Returns which hidden states are wanted of the prompts."""
+        if not (layers := self.return_hidden_states):
+            return None
+        return PoolingParams(task="hidden_states", layers=() if isinstance(layers, bool)
+                             else layers)
 
     def prompts(self, max_model_len: int) -> list[str | list[int]]:
         """Returns one or several prompts. Raises `HttpError`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from starlette.types import Message, Send
 
 from actorium.actors.gateway.chosen_engine import COMMENTS_ONLY
@@ -28,6 +30,8 @@ class AnswerSender:
         """The head of a stream and comments were sent, and nothing of the answer itself."""
         self.headers: list[tuple[bytes, bytes]] = []
         """Added to the answer's own."""
+        self.load: Callable[[], Awaitable[list[tuple[bytes, bytes]]]] | None = None
+        """Makes one more for an answer, when it begins; not for an error."""
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -35,6 +39,8 @@ class AnswerSender:
                 self.only_comments = False
                 return
             self.status = message["status"]
+            if self.load is not None and self.status == 200:
+                self.headers += await self.load()
             message["headers"] = [*message.get("headers", ()), *self.headers]
             self._start = message
             return

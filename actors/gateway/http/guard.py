@@ -23,6 +23,7 @@ from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.batch.batch_lines import BATCH
 from actorium.actors.gateway.engine_call import EngineCall
 from actorium.actors.gateway.gateway_state import GatewayState
+from actorium.actors.gateway.http import load_report
 from actorium.actors.gateway.http.access_log import GONE, AccessRecord
 from actorium.actors.gateway.http.answer_sender import AnswerSender
 from actorium.actors.gateway.http.api_keys import Keys, shown
@@ -147,6 +148,8 @@ class Guard:
         call = exchange.call = EngineCall(self._gateway, headers, exchange.tenant, path,
                                           self._keys.is_admin(key), scope.get(RECORD),
                                           None if line is None else line.seconds)
+        if exchange.route.generates and (form := headers.get(load_report.ASKED)):
+            exchange.answer.load = lambda: load_report.load_header(call, form)
         if self._gateway.traces is not None and exchange.route.generates:
             call.trace = self._gateway.traces.begin(headers, call.token)
         exchange.identify(exchange.given_id or call.resume_id)

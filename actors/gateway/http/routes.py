@@ -158,6 +158,7 @@ ROUTES: tuple[Route, ...] = (
     _probe("/ping", Access.OPEN, BOTH),
     _probe("/metrics", Access.KEY),
     _probe("/load", Access.KEY),
+    _probe("/get_load", Access.KEY),
     _probe("/health_generate", Access.KEY, BOTH),
 )
 OF_THE_SERVER = frozenset({"page", "status", "docs", "dashboard", "models", "model", "load_model",

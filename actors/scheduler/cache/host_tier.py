@@ -15,7 +15,7 @@ confirmed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -132,6 +132,15 @@ class HostTier(TreeObserver):
             for index in range(keep, node.size):
                 if pages[index]:
                     self._keep(self.needs.entry(kind, index, names), int(pages[index]))
+
+    def held_of(self, node: TreeNode, start: int) -> Iterator[tuple[int, bytes]]:
+        """Yields pages of a node, from its page `start` on, that lie in slots with all their parts,
+        and their names. Nothing where a prefix needs more than its pages to be used."""
+        names = self._names.of(node)
+        if self.needs.simple:
+            yield from ((index, names[index]) for index in range(start, node.size) if all(
+                self._held(self.needs.entry(kind, index, names))
+                for kind in range(len(self.needs.reach))))
 
     def dropped(self, node: TreeNode) -> None:
         """Stores the checkpoint that a node's end is about to lose, if a plan has written it."""

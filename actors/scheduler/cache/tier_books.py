@@ -8,7 +8,7 @@ by page, when a sequence begins to wait.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,6 +33,8 @@ class TierSlots:
         """By name, least recently used first."""
         self.clean: set[bytes] = set()
         """Names held that the disk has, too, or will never have."""
+        self.on_gone: Callable[[bytes], None] = _nobody
+        """Called with each name that is held no longer."""
         self._free = list(range(count - 1, -1, -1))
         self._uses: Counter[int] = Counter()
         """Copies under way, by slot."""
@@ -64,6 +66,7 @@ class TierSlots:
             slot = self.held.pop(found)
             self.unwritten += self._disk and found not in self.clean
             self.clean.discard(found)
+            self.on_gone(found)
             self.evicted += 1
         self._uses[slot] = 1
         self._loose.add(slot)
@@ -104,6 +107,7 @@ class TierSlots:
         """Drops a name; its slot is free after its last use."""
         slot = self.held.pop(name)
         self.clean.discard(name)
+        self.on_gone(name)
         if slot in self._uses:
             self._loose.add(slot)
         else:
@@ -119,6 +123,10 @@ class TierSlots:
         if idle or not self.clean <= self.held.keys():
             raise AccountingError(f"host slots {idle} have neither name nor use, and "
                                   f"{len(self.clean - self.held.keys())} names are clean of none")
+
+
+def _nobody(_name: bytes) -> None:
+    """Tells nobody."""
 
 
 CLEAN_SHARE = 4

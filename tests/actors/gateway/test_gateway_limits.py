@@ -184,10 +184,35 @@ def test_probes_need_no_port_of_their_own_and_metrics_a_key(served: Served) -> N
         assert ask(served, path, key="").status == 401, path
     assert b"vllm:num_requests_running" in ask(served, "/metrics").body
     assert ask(served, "/load").body["server_load"] == 0
+    assert ask(served, "/get_load").body == [
+        {"dp_rank": 0, "num_reqs": 0, "num_waiting_reqs": 0, "num_tokens": 0}]
     for method in ("GET", "POST"):
         assert ask(served, "/health_generate", method=method).body["tokens"] == 1
         assert ask(served, "/ping", method=method).body == {"ready": True}
     assert ask(served, "/load", method="POST").status == 405
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_reports_the_load_to_who_asks_for_it(served: Served, stream: bool) -> None:
+    """In vLLM's two forms. An error, a route that generates nothing and an unknown form do not."""
+    body = {"prompt": [1, 2], "max_tokens": 2, "stream": stream}
+    name = "endpoint-load-metrics"
+
+    def told(path: str = "/v1/completions", asked: Any = body, form: str = "json") -> str | None:
+        answer = ask(served, path, asked, **{"endpoint-load-metrics-format": form})
+        found: str | None = answer.headers.get(name)
+        return found
+
+    assert name not in ask(served, "/v1/completions", body).headers
+    kind, _, report = str(told()).partition(" ")
+    metrics = json.loads(report)["named_metrics"]
+    assert kind == "JSON" and 0 <= metrics.pop("kv_cache_usage_perc") <= 1
+    assert metrics.keys() == {"num_requests_waiting", "num_requests_running"}
+    kind, _, report = str(told(form="TEXT")).partition(" ")
+    pairs = dict(part.split("=") for part in report.split(", "))
+    assert kind == "TEXT" and float(pairs["named_metrics.num_requests_waiting"]) == 0
+    assert told(form="BIN") is None and told("/version", None) is None
+    assert told(asked={"prompt": "", "max_tokens": -1}) is None
 
 
 def test_connections_are_counted_and_idle_ones_make_room() -> None:

@@ -76,12 +76,19 @@ class Follower:
     def __init__(self, layout: type[Batch | ArrayBatch] = Batch) -> None:
         self._layout = layout
         self.blocks: dict[int, tuple[int | None, tuple[int, ...], str | None, str | None]] = {}
+        self.below: set[int] = set()
+        """In the host's memory."""
 
     def apply(self, batch: bytes) -> None:
         found = msgspec.msgpack.decode(batch, type=self._layout)
         assert found.data_parallel_rank == 3
         for event in found.events:
-            if isinstance(event, Stored):
+            if isinstance(event, Removed) and event.medium == "CPU":
+                self.below -= {*event.block_hashes}
+            elif isinstance(event, Stored) and event.medium == "CPU":
+                assert not self.below & {*event.block_hashes}
+                self.below |= {*event.block_hashes}
+            elif isinstance(event, Stored):
                 assert event.medium == "GPU" and event.lora_id is None
                 before, size = event.parent_block_hash, event.block_size
                 assert len(event.token_ids) == size * len(event.block_hashes)
@@ -95,6 +102,7 @@ class Follower:
                     del self.blocks[block]
             else:
                 self.blocks.clear()
+                self.below.clear()
 
     def prefixes(self) -> set[tuple[str | None, str | None, tuple[int, ...]]]:
         """Of every block: adapter, salt, and all tokens up to its end."""
@@ -157,6 +165,33 @@ def test_who_follows_the_events_knows_the_tree(layout: Any, named: bool) -> None
     assert batch is not None and events.take(2.0) is None
     follower.apply(batch)
     assert follower.prefixes() == held(another, salts)
+
+
+@pytest.mark.parametrize("slots", [8, 50])
+def test_who_follows_knows_what_is_in_the_hosts_memory(slots: int) -> None:
+    """Pages leave the device, come back, and leave the host, also by a flush;
+    who subscribes late is told the same."""
+    ring = Ring(config(page_size=PAGE, pool_tokens=40, seqs=2, host_pages=slots))
+    events, follower, late = KVEvents(3, True, {}), Follower(), Follower()
+    chance, most = random.Random(5), 0
+    for turn in range(60):
+        finish(ring, [1000 * chance.randrange(9) + i for i in range(chance.randrange(4, 22))])
+        state = ring.core.state
+        if turn == 40:
+            state.flush_cache()
+        assert state.tier is not None and state.kv_cache.tree is not None
+        events.watch(state.kv_cache.tree, state.tier)
+        if (batch := events.take(1.0)) is not None:
+            follower.apply(batch)
+        assert len(follower.below) == len(state.tier.slots.held)
+        assert len(follower.blocks) == len(held(state.kv_cache.tree, {"": (None, None)}))
+        most = max(most, len(follower.below))
+        events.start_over()
+        batch = events.take(1.0)
+        assert batch is not None
+        late.apply(batch)
+        assert (late.blocks.keys(), late.below) == (follower.blocks.keys(), follower.below)
+    assert most == 8 if slots == 8 else most > 20
 
 
 def connected(context: zmq.Context[Any], kind: int, at: str) -> zmq.Socket[bytes]:

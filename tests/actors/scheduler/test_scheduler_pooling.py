@@ -11,10 +11,12 @@ from helpers_scheduler import Ring, assert_whole, cached, config, finish, gauges
 
 from actorium.actors.messages import Pooled
 from actorium.actors.params import ResolvedPooling
+from actorium.actors.scheduler import planner, worker_capacity
 from actorium.actors.scheduler.step_results import BadResult
 
 LAST, MEAN = ResolvedPooling("embed"), ResolvedPooling("embed", every_row=True)
 TOKENS = ResolvedPooling("token_embed", every_row=True)
+HIDDEN = ResolvedPooling("hidden_states", every_row=True, layers=(0, -1))
 
 
 def test_a_prompt_is_pooled_where_it_ends_and_never_decoded() -> None:
@@ -134,3 +136,31 @@ def test_the_higher_priority_goes_first() -> None:
     assert_whole(ring)
     first = next(plan.admit[0] for plan in ring.sent if plan.admit)
     assert first.tokens == ring.submits[high].prompt != ring.submits[low].prompt
+
+
+def test_results_that_do_not_fit_one_message_end_with_later_steps(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 20 tokens in two layers each is 1,280 bytes, as the null worker says."""
+    monkeypatch.setattr(planner, "MAX_RESULT", 1300)
+    ring = Ring(config(seqs=64, chunk=512))
+    rids = [ring.submit(20, pooling=HIDDEN) for _ in range(7)]
+    ring.run()
+    assert_whole(ring)
+    assert all(heard.pooled and heard.pooled.shape == [20, 2, 8]
+               for rid in rids for heard in ring.of(rid))
+    assert [len(plan.extend) // 8 for plan in ring.sent if plan.extend][:1] == [7]
+    assert sum(1 for plan in ring.sent if plan.extend) == 4, "two of them end with each step"
+
+
+def test_layers_and_sizes_that_cannot_be_had_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = Ring(config())
+    (heard,) = finish(ring, [1], pooling=HIDDEN)
+    assert heard.pooled is not None and heard.pooled.shape == [1, 2, 8]
+    for layers, size, why in (((5,), 1, "layers: must be between -5 and 4, got 5"),
+                              ((0, -6), 1, "layers: must be between -5 and 4, got -6"),
+                              ((0, 1), 2, "layers: 2 of 2 tokens are 128 bytes, the limit")):
+        monkeypatch.setattr(worker_capacity, "MAX_RESULT", 100)
+        rid = ring.submit(size, pooling=msgspec.structs.replace(HIDDEN, layers=layers))
+        ring.run()
+        (event,) = ring.of(rid)[0].events
+        assert (event.error or "").startswith(why)

@@ -18,13 +18,20 @@ from prometheus_client.parser import text_string_to_metric_families
 from actorium.actors.cluster.nodes.nodes_core import NodesCore
 from actorium.actors.cluster.ray.ray_actor import RayCore
 from actorium.actors.cluster.scaling.autoscale import REASONS
+from actorium.actors.config.adapter_settings import AdapterConfig
 from actorium.actors.config.cluster_settings import NODES_ROLE, RAY_ROLE, ClusterConfig
 from actorium.actors.config.tree import Config, ModelConfig, RuntimeConfig
 from actorium.actors.model_manager.manager_core import ManagerCore
 from actorium.actors.model_manager.model_record import EngineLimits
 from actorium.actors.models.model_dir import served_name
 from actorium.actors.runtime import beat_gauges
-from actorium.actors.runtime.beat_gauges import EAGER_REASONS, Histogram
+from actorium.actors.runtime.beat_gauges import (
+    EAGER_REASONS,
+    MARK,
+    RUNNING_WITH,
+    WAITING_FOR,
+    Histogram,
+)
 from actorium.actors.runtime.process import ProcessUsage, process_usage
 from actorium.actors.runtime.roles import MANAGER_ROLE
 from actorium.actors.watchdog.metric_tables import (
@@ -118,6 +125,24 @@ def values(made: MetricsInput,
 
 def value(made: MetricsInput, name: str, **labels: str) -> float:
     return values(made)[name, frozenset(labels.items())]
+
+
+def test_an_endpoint_picker_finds_what_it_reads() -> None:
+    """The five metrics that the Gateway API's inference extension reads by default, and the labels
+    that it takes apart, as its source has them."""
+    made = facts({"running": 3.0, "waiting": 4.0, "free_pages": 10.0, "used_pages": 30.0,
+                  "held_pages": 20.0, f"{RUNNING_WITH}{MARK}poet": 1.0,
+                  f"{WAITING_FOR}{MARK}judge": 2.0},
+                 config=Config(adapters=AdapterConfig(enable_lora=True, max_loras=2)))
+    found = values(made)
+    assert [found[f"vllm:{name}", frozenset()] for name in (
+        "num_requests_waiting", "num_requests_running", "kv_cache_usage_perc")] == [4, 3, 0.5]
+    labels = {name: dict(own) for name, own in found}
+    adapters, cache = labels["vllm:lora_requests_info"], labels["vllm:cache_config_info"]
+    assert adapters["running_lora_adapters"].split(",") == ["poet"]
+    assert adapters["waiting_lora_adapters"].split(",") == ["judge"]
+    assert int(adapters["max_lora"]) == 2 and int(cache["num_gpu_blocks"]) == 40
+    assert int(cache["block_size"]) == made.config.memory.page_size
 
 
 def test_gauges_become_the_metrics_of_vllm() -> None:

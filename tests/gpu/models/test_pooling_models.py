@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from actorium.actors.errors import BadModel
-from actorium.actors.params import PoolingTask
+from actorium.actors.params import PoolingTask, ResolvedPooling
 
 PROMPTS = [[5, 9, 100, 33], list(range(3, 80)), [7] * 33, [198]]
 WAYS: list[dict[str, Any]] = [{}, {"budget": 17, "force_preempt_every": 3}]
@@ -147,3 +147,26 @@ def test_a_class_of_transformers_has_vectors_too(tmp_path: Path) -> None:
     write_classifier(model, "LlamaForSequenceClassification", num_labels=2)
     with pytest.raises(BadModel, match="heads for scores are served with classes of ours alone"):
         load(model, model_impl="transformers")
+
+
+@pytest.mark.parametrize(("architecture", "options"), [
+    ("Qwen3ForCausalLM", {}), ("Gemma3ForCausalLM", {}), ("CohereForCausalLM", {}),
+    ("GraniteForCausalLM", {"residual_multiplier": 0.25, "embedding_multiplier": 8.0})])
+def test_hidden_states_are_those_of_transformers(tmp_path: Path, architecture: str,
+                                                 options: dict[str, Any]) -> None:
+    """Of some layers and of all, beside completions, in chunks and through preemptions. Granite's
+    are kept divided by a factor."""
+    body = write_embedder(tmp_path, architecture, **options)
+    last = body.config.num_hidden_layers
+    for layers in ([-1], [0, 1, last, -2], [*range(last + 1)]):
+        want = []
+        for ids in PROMPTS:
+            with torch.no_grad():
+                found = body(torch.tensor([ids]), output_hidden_states=True).hidden_states
+            want.append(torch.stack([found[layer][0] for layer in layers], 1))
+        for way in WAYS:
+            runner = make_runner(load(tmp_path, dtype="float32",
+                                      enable_return_hidden_states=True))
+            got = pool_all(runner, PROMPTS, ResolvedPooling("hidden_states", True,
+                                                            layers=tuple(layers)), 2, **way)
+            assert_near(got, want)
