@@ -82,6 +82,23 @@ def by_text(model: Any, method: str) -> ModelRunner:
     return runner
 
 
+def by_model(model: Any) -> ModelRunner:
+    """Drafts of a smaller model."""
+    with TemporaryDirectory() as folder:
+        write_checkpoint(Path(folder), "LlamaForCausalLM", 2, vocab_size=SIZE, num_hidden_layers=2)
+        follow_tokens(Path(folder))
+        return make_runner(model, MOST, None, SLOTS, draft=load(Path(folder)), checkpoints=4)
+
+
+def by_several(model: Any) -> ModelRunner:
+    """Of those of a head, of texts and of grammars, what pays at the moment."""
+    runner = by_head(model)
+    runner.tables.keep_history()
+    runner.proposers |= text_proposers(SpeculationConfig(
+        speculative=SEVERAL, prompt_lookup_min=1), runner.tables)
+    return runner
+
+
 def by_head(model: Any) -> ModelRunner:
     """Drafts of an EAGLE-3 head over the model's hidden states."""
     with TemporaryDirectory() as folder:
@@ -89,17 +106,17 @@ def by_head(model: Any) -> ModelRunner:
                            checkpoints=4)
 
 
+SEVERAL = "eagle3:3+ngram:2+suffix:3+grammar:2"
 MAKERS = {
     "guesses": Maker(tuple(MODELS), by_guesses),
     "mtp": Maker(("hybrid", "experts"),
                  lambda model: make_runner(model, MOST, None, SLOTS, mtp=True, checkpoints=4)),
-    "eagle3": Maker(tuple(MODELS), by_head),
+    "eagle3": Maker(tuple(MODELS), by_head), "draft": Maker(tuple(MODELS), by_model),
     "ngram": Maker(tuple(MODELS), partial(by_text, method="ngram")),
     "suffix": Maker(tuple(MODELS), partial(by_text, method="suffix")),
     "grammar": Maker(tuple(MODELS),
-                     lambda model: make_runner(model, MOST, None, SLOTS, checkpoints=4))}
-UNMADE = {"draft"}
-"""Methods for which there is nothing here."""
+                     lambda model: make_runner(model, MOST, None, SLOTS, checkpoints=4)),
+    "several": Maker(("hybrid", "windows"), by_several)}
 
 
 # --- the requests --------------------------------------------------------------------------------
@@ -228,7 +245,7 @@ PLACES = [(method, name) for method, maker in MAKERS.items() for name in maker.m
 
 
 def test_every_method_has_its_line() -> None:
-    assert set(MAKERS) - {"guesses"} == set(DRAFTS) - UNMADE
+    assert set(MAKERS) - {"guesses", "several"} == set(DRAFTS)
 
 
 @pytest.mark.parametrize(("method", "name", "way"), pairs(PLACES, WAYS))
@@ -238,7 +255,8 @@ def test_the_tokens_are_those_without_drafts(
         runner_of: Callable[[str, str], ModelRunner]) -> None:
     """With as many drafts in every step, and with as many as pay."""
     case, runner = case_of(name), runner_of(method, name)
-    setting = f"{'mtp' if method == 'guesses' else method}:{MOST}{',fixed' * fixed}"
+    setting = SEVERAL if method == "several" else (
+        f"{'mtp' if method == 'guesses' else method}:{MOST}{',fixed' * fixed}")
     ring, outputs = played(case.prompts, runner, way, setting, case.without)
     for kind, wanted in case.without.items():
         for own, want in zip(outputs[kind], wanted, strict=True):
