@@ -30,7 +30,7 @@ from helpers_parity import ATOL
 from helpers_speculation import Guess, make_runner
 from helpers_worker import Output, Ring
 
-from actorium.actors.config.parsed_values import DRAFTS
+from actorium.actors.config.parsed_values import DRAFTS, parse_speculative
 from actorium.actors.config.tree import SpeculationConfig
 from actorium.actors.messages import TokenRules
 from actorium.actors.params import ResolvedParams
@@ -91,7 +91,7 @@ def by_model(model: Any) -> ModelRunner:
 
 
 def by_several(model: Any) -> ModelRunner:
-    """Of those of a head, of texts and of grammars, what pays at the moment."""
+    """Drafts of a head, of texts and of grammars; dice choose what each plan makes."""
     runner = by_head(model)
     runner.tables.keep_history()
     runner.proposers |= text_proposers(SpeculationConfig(
@@ -177,6 +177,10 @@ def played(prompts: list[list[int]], runner: ModelRunner, way: str, speculative:
            without: dict[str, list[Output]] | None = None) -> tuple[Ring, dict[str, list[Output]]]:
     """The requests' way through the scheduler. without: what guesses are to know."""
     ring = Ring(runner, speculative=speculative, load=vocabulary, **WAYS[way])
+    if speculative == SEVERAL:
+        policy, dice = ring.core._planner.drafting, random.Random(5)
+        made = [choice for choice in policy.choices if choice.method != "grammar"]
+        policy.next = lambda batch: dice.choice(made)
     for _ in range(2 if way == "cached" else 1):
         whose = submitted(ring, prompts, without)
         stopping = next(sid for sid, kind in whose.items() if kind == "stopped")
@@ -268,6 +272,9 @@ def test_the_tokens_are_those_without_drafts(
                                            atol=ATOL, rtol=0)
     gauges = ring.core.health().gauges
     drafted, accepted = (gauges[f"spec_decode_num_{what}_tokens"] for what in ("draft", "accepted"))
+    if method == "several":
+        assert all(gauges[f"spec_decode_by_{own}_num_draft_tokens"]
+                   for own in parse_speculative(SEVERAL).methods)
     if fixed or method != "grammar":  # whose few drafts need not pay here
         assert accepted > 5
     assert accepted >= 0.6 * drafted if method == "grammar" else drafted > accepted
