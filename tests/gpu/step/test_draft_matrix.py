@@ -77,8 +77,7 @@ def by_text(model: Any, method: str) -> ModelRunner:
     """Drafts of the sequence's own text, wherever its last tokens occurred before."""
     runner = make_runner(model, MOST, None, SLOTS, checkpoints=4)
     runner.tables.keep_history()
-    runner.proposers = text_proposers(SpeculationConfig(
-        speculative=f"{method}:{MOST},fixed", prompt_lookup_min=1), runner.tables)
+    runner.proposers = texts_of(runner, method)
     return runner
 
 
@@ -94,9 +93,15 @@ def by_several(model: Any) -> ModelRunner:
     """Drafts of a head, of texts and of grammars; dice choose what each plan makes."""
     runner = by_head(model)
     runner.tables.keep_history()
-    runner.proposers |= text_proposers(SpeculationConfig(
-        speculative=SEVERAL, prompt_lookup_min=1), runner.tables)
+    for method in ("ngram", "suffix"):
+        runner.proposers |= texts_of(runner, method)
     return runner
+
+
+def texts_of(runner: ModelRunner, method: str) -> dict[str, Any]:
+    """The method by texts, which drafts wherever it can."""
+    return text_proposers(SpeculationConfig(
+        speculative=f"{method}:{MOST},fixed", prompt_lookup_min=1), runner.tables)
 
 
 def by_head(model: Any) -> ModelRunner:
@@ -106,7 +111,7 @@ def by_head(model: Any) -> ModelRunner:
                            checkpoints=4)
 
 
-SEVERAL = "eagle3:3+ngram:2+suffix:3+grammar:2"
+SEVERAL = "eagle3:3+ngram:3+suffix:3+grammar:2"
 MAKERS = {
     "guesses": Maker(tuple(MODELS), by_guesses),
     "mtp": Maker(("hybrid", "experts"),

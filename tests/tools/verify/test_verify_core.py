@@ -14,6 +14,7 @@ from helpers_simulated import FAULTS, VOCAB, SimulatedEngine, mixed
 
 from actorium.actors.config.parsed_values import DRAFTS, parse_speculative
 from actorium.actors.config.tree import Config, SpeculationConfig
+from actorium.actors.config.validation import validate
 from actorium.actors.errors import EngineFailed
 from actorium.tools.verify.conditions import (
     AXES,
@@ -276,6 +277,8 @@ def test_drafts_are_made_by_what_the_engine_has() -> None:
     config = varied(plain, Condition(drafts="suffix:6"), 1024)
     assert config.speculation.speculative == "suffix:6,fixed"
     assert parse_speculative(config.speculation.speculative).methods == {"suffix": 6}
+    for value in every:  # other methods are refused beside a model
+        validate(varied(named, Condition(drafts=value), 1024))
 
 
 def test_whose_texts_are_known_is_asked_for_texts() -> None:
