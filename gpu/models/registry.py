@@ -200,8 +200,8 @@ def _drafts(path: Path, shape: ModelShape, config: Config, device: torch.device)
     if config.model.load_format == "dummy":
         return False
     if shape.eagle is not None and device.type == "cuda":
-        LOG.warning("--speculative auto: the model's own MTP layer drafts nothing beside an EAGLE-3 "
-                    "head: with both, decode steps would not be captured as graphs; "
+        LOG.warning("--speculative auto: the model's own MTP layer drafts nothing beside the "
+                    "EAGLE-3 head, since decode steps with both are not captured as graphs; "
                     "mtp:2+eagle3:3 has both")
         return False
     found = holds(path, f"{names.join}.weight")

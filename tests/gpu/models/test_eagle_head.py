@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from actorium.actors.config.tree import Config, DeviceConfig, SpeculationConfig
+from actorium.actors.config.tree import Config, SpeculationConfig
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.models.model_dir import resolve
 from actorium.actors.params import ResolvedParams
@@ -171,8 +171,8 @@ def test_drafts_of_a_step_are_the_papers(target: Path, tmp_path: Path, drafts: i
 
 # --- what is read --------------------------------------------------------------------------------
 
-def shape_of(target: Path, head: Path, **device: Any) -> Any:
-    return read_shape(target, Config(device=DeviceConfig(**device), speculation=SpeculationConfig(
+def shape_of(target: Path, head: Path) -> Any:
+    return read_shape(target, Config(speculation=SpeculationConfig(
         speculative="eagle3:2", speculative_model=str(head))))
 
 
