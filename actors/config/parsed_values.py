@@ -128,8 +128,9 @@ GRAMMAR = "grammar"
 """The one whose drafts the scheduler makes: what a request's grammar leaves no choice about."""
 TEXT_METHODS = frozenset({"ngram", "suffix"})
 """Those that read the sequence's own tokens."""
-DRAFTS_WANT = ("must be auto, off, or METHOD[:K], several with + between, or one alone with ,fixed "
-               f"behind it: of {', '.join(DRAFTS)}, with K from 1 to {MAX_DRAFTS}")
+DRAFTS_WANT = ("must be auto, off, or METHOD[:K], several with + between (the first may be auto), "
+               f"or one alone with ,fixed behind it: of {', '.join(DRAFTS)}, with K from 1 to "
+               f"{MAX_DRAFTS}")
 
 
 class Speculation(NamedTuple):
@@ -140,7 +141,7 @@ class Speculation(NamedTuple):
     fixed: bool = False
     """Always so many; otherwise as many as pay, 0 included."""
     auto: bool = False
-    """Only what the checkpoint has the weights for; otherwise it must have them."""
+    """mtp only where the checkpoint has the weights for it; otherwise it must have them."""
 
     @property
     def by_text(self) -> bool:
@@ -155,13 +156,13 @@ class Speculation(NamedTuple):
 
 def parse_speculative(text: str) -> Speculation:
     """Parse the setting. Raises `BadConfig`."""
-    if text == "auto":
-        return Speculation({"mtp": DRAFTS["mtp"]}, auto=True)
     if text in ("off", "none"):
         return Speculation({})
     asked, comma, rest = text.partition(",")
-    methods = {}
-    for part in asked.split("+"):
+    first, *others = asked.split("+")
+    auto = first == "auto" and not comma
+    methods = {"mtp": DRAFTS["mtp"]} if auto else {}
+    for part in others if auto else (first, *others):
         name, colon, number = part.partition(":")
         drafts = int(number) if re.fullmatch(r"\d{1,2}", number) else DRAFTS.get(name, 0)
         if (name not in DRAFTS or name in methods or not 1 <= drafts <= MAX_DRAFTS
@@ -171,7 +172,7 @@ def parse_speculative(text: str) -> Speculation:
     if comma and len(methods) > 1:
         raise BadConfig(f"speculative: with ,fixed one method makes all drafts, got {text!r}",
                         "speculation.speculative")
-    return Speculation(methods, bool(comma))
+    return Speculation(methods, bool(comma), auto)
 
 
 def parse_acceptance(text: str) -> tuple[float, ...]:

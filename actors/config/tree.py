@@ -205,15 +205,15 @@ class SpeculationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Speculative decoding: something cheap drafts tokens, the model's next step verifies them."""
 
     speculative: str = "auto"
-    """auto (mtp:2 where the checkpoint has MTP weights) | off | METHOD:K (at most K drafts, as many
-    as pay at the moment) | METHOD:K,fixed (always K) | METHOD:K+METHOD:K (what pays best at the
-    moment). METHOD: mtp (the model's own layer) | eagle3 (a head, see speculative_model) | draft (a
-    smaller model, see speculative_model) | ngram (what followed the last tokens before) | suffix
-    (the same, by vote of all the longest matches) | grammar (what a request's grammar leaves no
-    choice about)."""
+    """auto (mtp:2 where the checkpoint has MTP weights, and what speculative_model is) | off |
+    METHOD:K (at most K drafts, as many as pay at the moment) | METHOD:K,fixed (always K) |
+    METHOD:K+METHOD:K (what pays best at the moment; the first may be auto). METHOD: mtp (the
+    model's own layer) | eagle3 (a head, see speculative_model) | draft (a smaller model, see
+    speculative_model) | ngram (what followed the last tokens before) | suffix (the same, by vote of
+    all the longest matches) | grammar (what a request's grammar leaves no choice about)."""
     speculative_model: str = ""
     """The smaller model of the method draft: a directory, a .gguf file or a name, as `model`; or
-    the directory of the head of eagle3. With speculative auto it is the method."""
+    the directory of the head of eagle3."""
     prompt_lookup_max: int = 5
     """ngram: the most last tokens that are looked for in the sequence so far."""
     prompt_lookup_min: int = 2

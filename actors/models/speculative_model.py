@@ -40,8 +40,8 @@ def speculative_model_kind(path: Path) -> Literal["draft", "eagle3"]:
 
 
 def with_speculative_model(config: Config, tokens: bool = True) -> Config:
-    """The configuration with the method of its `speculative_model` where `speculative` is auto.
-    tokens: whether to compare tokens.
+    """The configuration with the method of its `speculative_model` where `speculative` is auto,
+    beside the model's own layer. tokens: whether to compare tokens.
 
     Raises `BadModel` and `BadConfig` where there is no such model, where it is not of the method
     that is asked for, and where a draft model has other tokens than the model.
@@ -55,8 +55,8 @@ def with_speculative_model(config: Config, tokens: bool = True) -> Config:
     except BadModel as error:
         raise BadModel(f"speculative_{error.message}", PARAM) from None
     asked = parse_speculative(own.speculative)
-    if asked.auto:
-        own = msgspec.structs.replace(own, speculative=f"{kind}:{DRAFTS[kind]}")
+    if asked.auto and kind not in asked.methods:
+        own = msgspec.structs.replace(own, speculative=f"{own.speculative}+{kind}:{DRAFTS[kind]}")
         config = msgspec.structs.replace(config, speculation=own)
     elif kind not in asked.methods and asked.methods:
         raise BadConfig(f"speculative_model: {path} drafts by {kind}, and speculative is "

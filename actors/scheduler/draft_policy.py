@@ -161,8 +161,9 @@ class DraftPolicy:
     def timed(self, batch: int, choice: DraftChoice, busy_us: int) -> None:
         """Takes the time of a step that decoded `batch` sequences and nothing else, and verified
         what the same choice had made as it makes (of a method that finds fewer than planned: that
-        had so many to verify); 0 = not measured."""
-        if busy_us and batch:
+        had so many to verify); 0 = not measured. More than the method makes are another's, beside
+        which it had to find room: they say nothing of it."""
+        if busy_us and batch and choice.drafts <= self.methods.get(choice.method, 0):
             while choice not in self._numbers:  # what is found may lie in a gap
                 choice = choice._replace(drafts=choice.drafts + 1)
             self._times_at(bucket(batch)).learn(self._numbers[choice], busy_us, self._plans)

@@ -53,13 +53,13 @@ def read_eagle(shape: ModelShape, config: Config) -> EagleShape | None:
     if not model:
         raise BadConfig("speculative: eagle3 needs --speculative-model, the directory of a head",
                         "speculation.speculative")
-    if fault := _unfit(shape, config):
+    if fault := _unfit(shape):
         raise BadConfig(f"speculative: eagle3: {fault}", "speculation.speculative")
     path = resolve(model)
     return eagle_shape(read_config(path), path / "config.json", shape)
 
 
-def _unfit(shape: ModelShape, config: Config) -> str:
+def _unfit(shape: ModelShape) -> str:
     """Why no head can draft for a model of this shape; empty: one can."""
     if shape.by_transformers:
         return "classes of transformers give no hidden states of single layers"
@@ -69,8 +69,6 @@ def _unfit(shape: ModelShape, config: Config) -> str:
         return f"{shape.architecture} generates nothing"
     if all(group.window for group in shape.groups):
         return f"{shape.architecture} has no layer that attends to all tokens, whose pages it takes"
-    if config.device.tensor_parallel_size > 1:
-        return "it is not served with several ranks"
     return ""
 
 

@@ -51,7 +51,9 @@ Embed = Callable[[Tensor], Tensor]
 
 @dataclass(slots=True)
 class EagleHead:
-    """A head with its weights, beside the model that it drafts for."""
+    """A head with its weights, beside the model that it drafts for. Of several ranks, each has the
+    whole head: the hidden states that it takes are the same on all of them, and so are the drafts.
+    """
 
     shape: EagleShape
     ops: TorchOps

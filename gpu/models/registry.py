@@ -113,7 +113,7 @@ def _load_decoder(path: Path, config: Config, device: torch.device, shape: Model
                   files: WeightFiles | None, like: Decoder | None) -> Decoder:
     """The same of a class of ours, without a smaller model. shape: of the whole model."""
     where = path / "config.json"
-    if shape.mtp_layers and not _drafts(path, shape, config):
+    if shape.mtp_layers and not _drafts(path, shape, config, device):
         shape = replace(shape, mtp_layers=0)
     asked = config.model.quantization
     raw = read_config(path)
@@ -190,7 +190,7 @@ def _cache_scales(config: Config, shape: ModelShape, place: RankPlace) -> CacheS
     return CacheScales(attention_modules(shape), shape, name, place)
 
 
-def _drafts(path: Path, shape: ModelShape, config: Config) -> bool:
+def _drafts(path: Path, shape: ModelShape, config: Config, device: torch.device) -> bool:
     """Whether to load the layer that drafts, which the config promises."""
     asked, names = parse_speculative(config.speculation.speculative), mtp_names(shape)
     if "mtp" not in asked.methods or names is None:
@@ -198,6 +198,11 @@ def _drafts(path: Path, shape: ModelShape, config: Config) -> bool:
     if not asked.auto:
         return True
     if config.model.load_format == "dummy":
+        return False
+    if shape.eagle is not None and device.type == "cuda":
+        LOG.warning("--speculative auto: the model's own MTP layer drafts nothing beside the "
+                    "EAGLE-3 head, since decode steps with both are not captured as graphs; "
+                    "mtp:2+eagle3:3 has both")
         return False
     found = holds(path, f"{names.join}.weight")
     if not found:

@@ -125,7 +125,9 @@ class PassManager:
               after: Any) -> Rewritten:
         """A layer's functions; after: the next one; None: but the final norm nothing takes what it
         returns."""
-        parts = ("reduce_norm" in self.on and not self.model.shape.layer_norm
+        head = self.model.shape.eagle
+        tapped = head is not None and index + 1 in head.taps  # it takes the sum over the ranks
+        parts = ("reduce_norm" in self.on and not self.model.shape.layer_norm and not tapped
                  and after is not None and not takes_fp8(after.mixer.form)
                  and reduces(after.mixer.o, self.model.dtype))
         facts = LayerFacts(self.model.shape, index, layer, given_as, parts, self.on,

@@ -211,8 +211,9 @@ def _draft_methods(config: Config, runner: ModelRunner) -> dict[str, int]:
     be had."""
     asked = parse_speculative(config.speculation.speculative)
     here = {*runner.proposers, GRAMMAR}
-    missing = [method for method in asked.methods if method not in here]
-    if missing and not asked.auto:
+    missing = [method for method in asked.methods
+               if method not in here and not (asked.auto and method == "mtp")]
+    if missing:
         raise BadConfig(f"speculative: nothing makes drafts by {missing[0]} here",
                         "speculation.speculative")
     return {method: most for method, most in asked.methods.items() if method in here}

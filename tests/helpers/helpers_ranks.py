@@ -104,8 +104,11 @@ def serve(config: Config, group: RankGroup, **ring: Any) -> Served:
             return seen[-1]
         return call
 
+    eagle = runner.model.eagle
     for name in ("logits", "head_logits"):  # with and without the final norm
         setattr(runner.model, name, kept(getattr(runner.model, name)))
+    if eagle is not None:
+        eagle.product.logits = kept(eagle.product.logits)  # type: ignore[method-assign]
     run = Ring(runner, budget=48, **ring)
     *prompts, part = asked()
     for prompt in prompts:

@@ -106,11 +106,15 @@ def described(condition: Condition, plain: Condition = PLAIN) -> str:
     return ", ".join(f"{axis}={getattr(condition, axis)}" for axis in axes) or "plain"
 
 
+BY_MODEL = frozenset({"draft", "eagle3"})
+"""Methods of which `speculative_model` names what drafts; others are refused beside it."""
+
+
 def methods_of(shape: ModelShape, config: Config) -> set[str]:
     """What can make drafts: the model's own layer, texts and grammars, and what `speculative_model`
     names, of which an engine finds out when it starts."""
     return ({"ngram", "suffix", "grammar"} | ({"mtp"} if shape.mtp_layers else set())
-            | ({"draft", "eagle3"} if config.speculation.speculative_model else set()))
+            | (BY_MODEL if config.speculation.speculative_model else set()))
 
 
 def made_by(values: Sequence[str], methods: Collection[str]) -> tuple[str, ...]:
@@ -144,7 +148,8 @@ def varied(config: Config, condition: Condition, tight: int, http: bool = False)
         elif axis == "pool":
             memory = put(memory, max_total_tokens=tight)
         elif axis == "drafts":
-            speculation = put(speculation, speculative=f"{value},fixed")
+            model = speculation.speculative_model if made_by([value], BY_MODEL) else ""
+            speculation = put(speculation, speculative=f"{value},fixed", speculative_model=model)
     # Deaths are part of the run, and so is the way of each engine's own name.
     recovery = put(config.recovery, max_restarts=100_000)
     runtime = put(config.runtime, name=RuntimeConfig().name, crash_reports=False)

@@ -141,6 +141,8 @@ BAD_FLAGS = [
      "cannot be combined with disk_cache"),
     (["--remote-cache-password-file", "f"], "--remote-cache-password-file", "goes with"),
     ([EVENTS, "--kv-events-hwm", "0"], "--kv-events-hwm", "between 1 and 10,000,000"),
+    (["--speculative", "auto,fixed"], "--speculative", "must be auto, off, or METHOD"),
+    (["--speculative", "auto+mtp:1"], "--speculative", "must be auto, off, or METHOD"),
     (["--speculative", "draft:3"], "--speculative", "draft needs a model that drafts"),
     (["--speculative", "ngram", "--speculative-model", "/x"], "--speculative-model",
      "it drafts by draft or eagle3"),

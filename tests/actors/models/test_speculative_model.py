@@ -47,7 +47,9 @@ def test_its_config_says_by_what_it_drafts(config: dict[str, Any], kind: str,
 def test_auto_is_what_the_model_is(tmp_path: Path) -> None:
     target, draft = write(tmp_path / "target"), write(tmp_path / "draft")
     head = write(tmp_path / "head", None, architectures=["LlamaForCausalLMEagle3"])
-    assert asked(target, draft) == "draft:4" and asked(target, head) == "eagle3:3"
+    assert asked(target, draft) == "auto+draft:4" and asked(target, head) == "auto+eagle3:3"
+    assert asked(target, draft, "auto+draft:2") == "auto+draft:2"
+    assert asked(target, head, "auto+ngram:4") == "auto+ngram:4+eagle3:3"
     assert asked(target, draft, "off") == "off" and asked(target, "") == "auto"
     assert asked(target, draft, "draft:7,fixed") == "draft:7,fixed"
     assert asked(target, draft, "ngram+draft:2") == "ngram+draft:2"
@@ -63,13 +65,13 @@ def test_other_tokens_are_refused(theirs: Any, why: str, tmp_path: Path) -> None
     with pytest.raises(BadConfig, match="^speculative_model: .*/draft has other tokens") as caught:
         asked(target, draft)
     assert why in caught.value.message
-    assert asked(target, draft, skip=True) == "draft:4"
+    assert asked(target, draft, skip=True) == "auto+draft:4"
 
 
 def test_the_same_tokens_in_another_form(tmp_path: Path) -> None:
     """Scores, merges and added tokens may differ."""
     target = write(tmp_path / "target", [["a", 0.0], ["b", -1.0], ["c", -2.0]])
-    assert asked(target, write(tmp_path / "draft")) == "draft:4"
+    assert asked(target, write(tmp_path / "draft")) == "auto+draft:4"
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:

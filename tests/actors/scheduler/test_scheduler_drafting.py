@@ -344,3 +344,13 @@ def test_acceptances_of_one_method_say_nothing_of_another() -> None:
     assert gauges["spec_decode_by_suffix_num_accepted_tokens"] == 1800
     assert gauges["spec_decode_by_mtp_num_accepted_tokens"] == 0
     assert gauges["spec_decode_num_draft_tokens"] == 3600
+
+
+def test_a_step_that_verifies_more_than_a_grammar_forces_is_no_measurement_of_it() -> None:
+    """What another method had found for it was longer: the scheduler hung in search of a choice of
+    so many."""
+    policy = DraftPolicy({"suffix": 8, "grammar": 6})
+    policy.timed(4, DraftChoice("grammar", 8), 900)
+    assert not any(policy.times(bucket(4)))
+    policy.timed(4, DraftChoice("grammar", 5), 900)
+    assert policy._times_at(bucket(4)).measured[policy._numbers[DraftChoice("grammar", 6)]] == 0

@@ -59,3 +59,15 @@ def test_as_a_worker_opens_it(adapters: bool, tmp_path: Path) -> None:
     assert isinstance(head, EagleProposer) and head.pool is own
     assert full.pages == mtp.pages == own.pages
     assert found.runner.segments is not None
+
+
+@pytest.mark.parametrize(("kind", "methods"), [
+    ("qwen35", {"mtp": 2, "eagle3": 3}), ("llama", {"eagle3": 3})])
+def test_auto_has_the_layer_of_its_own_beside_the_head(kind: str, methods: dict[str, int],
+                                                       tmp_path: Path) -> None:
+    """Where there is one."""
+    write_bf16_kind(tmp_path / "model", kind)
+    write_eagle(tmp_path / "head", tmp_path / "model", head_dim=32)
+    found = opened(tmp_path, "auto+eagle3:3")
+    assert found.ready.draft_methods == methods
+    assert found.footprint.measured["pages"] == found.footprint.planned["pages"]

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from actorium.actors.config.tree import Config, DeviceConfig, SpeculationConfig
+from actorium.actors.config.tree import Config, SpeculationConfig
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.models.model_dir import resolve
 from actorium.actors.params import ResolvedParams
@@ -171,8 +171,8 @@ def test_drafts_of_a_step_are_the_papers(target: Path, tmp_path: Path, drafts: i
 
 # --- what is read --------------------------------------------------------------------------------
 
-def shape_of(target: Path, head: Path, **device: Any) -> Any:
-    return read_shape(target, Config(device=DeviceConfig(**device), speculation=SpeculationConfig(
+def shape_of(target: Path, head: Path) -> Any:
+    return read_shape(target, Config(speculation=SpeculationConfig(
         speculative="eagle3:2", speculative_model=str(head))))
 
 
@@ -212,8 +212,6 @@ def test_what_no_head_can_serve_is_refused(target: Path, tmp_path: Path) -> None
     write_eagle(tmp_path / "head", target)
     with pytest.raises(BadConfig, match="eagle3 needs --speculative-model"):
         read_shape(target, Config(speculation=SpeculationConfig(speculative="eagle3")))
-    with pytest.raises(BadConfig, match="not served with several ranks"):
-        shape_of(target, tmp_path / "head", tensor_parallel_size=2)
     write_checkpoint(tmp_path / "windows", "MistralForCausalLM", sliding_window=9)
     with pytest.raises(BadConfig, match="has no layer that attends to all tokens"):
         shape_of(tmp_path / "windows", tmp_path / "head")

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from helpers_deepseek import write_deepseek
+from helpers_eagle import follow_tokens_by_head, write_eagle
 from helpers_kinds import write_kind
 from helpers_mamba import write_granite
 from helpers_models import assert_greedy, write_checkpoint
@@ -18,6 +20,7 @@ from helpers_ranks import GREEDY, asked, near, opened_config, run_ranks, serve, 
 from helpers_recurrent import write_recurrent
 from transformers import AutoModelForCausalLM
 
+from actorium.actors.config.tree import SpeculationConfig
 from actorium.gpu.parallel.rank_group import LoneRank
 
 CASES: dict[str, Callable[[Path], Any]] = {
@@ -191,6 +194,37 @@ def test_preempted_sequences_and_drafts_give_the_same_tokens(tmp_path: Path, nam
         config, group, force_preempt_every=3, speculative="mtp:2,fixed")))
     assert str(one.outputs) == str(other.outputs) and one.preemptions > 2
     assert [out.tokens for out in one.outputs] == [out.tokens for out in alone.outputs]
+
+
+@pytest.mark.parametrize(("kind", "size", "dtype"), [
+    ("llama", 2, "bfloat16"), pytest.param("hybrid", 2, "float32", marks=pytest.mark.slow),
+    pytest.param("hybrid", 2, "bfloat16", marks=pytest.mark.slow),
+    pytest.param("experts", 4, "float32", marks=pytest.mark.slow),
+    pytest.param("latent", 2, "float32", marks=pytest.mark.slow)])
+def test_every_rank_drafts_what_a_head_of_the_whole_model_does(
+        tmp_path: Path, kind: str, size: int, dtype: str) -> None:
+    """An EAGLE-3 head is whole on each of them, as the hidden states are that it takes: in bf16
+    layers leave their sums over the ranks to others, but not where a head takes them."""
+    write_kind(tmp_path / "model", kind)
+    write_eagle(tmp_path / "head", tmp_path / "model", seed=5,
+                eagle_aux_hidden_state_layer_ids=[0, 1, 1])
+    follow_tokens_by_head(tmp_path / "model", tmp_path / "head")
+    config = msgspec.structs.replace(
+        opened_config(tmp_path / "model", dtype=dtype), speculation=SpeculationConfig(
+            speculative="eagle3:3,fixed", speculative_model=str(tmp_path / "head")))
+    alone = serve(config, LoneRank(), speculative="eagle3:3,fixed")
+    ranks = whole(run_ranks(tmp_path / "group", size, lambda group: serve(
+        config, group, speculative="eagle3:3,fixed")))
+    for own in ranks:
+        assert str(own.outputs) == str(ranks[0].outputs)
+        assert all(torch.equal(a, b) for a, b in zip(own.logits, ranks[0].logits, strict=True))
+    if dtype == "float32":
+        plain = serve(opened_config(tmp_path / "model"), LoneRank(), speculative="off")
+        assert near(ranks[0].logits, alone.logits)
+        assert [out.tokens for out in ranks[0].outputs] == [out.tokens for out in plain.outputs]
+    # Later steps have other inputs where two tokens are nearly as likely.
+    for one, other in zip(ranks[0].logits[:4], alone.logits[:4], strict=True):
+        assert float((one - other).abs().max()) <= 0.05 * float(other.abs().max())
 
 
 @pytest.mark.parametrize("kind", ["llama", "hybrid"])

@@ -30,7 +30,7 @@ from helpers_parity import ATOL
 from helpers_speculation import Guess, make_runner
 from helpers_worker import Output, Ring
 
-from actorium.actors.config.parsed_values import DRAFTS
+from actorium.actors.config.parsed_values import DRAFTS, parse_speculative
 from actorium.actors.config.tree import SpeculationConfig
 from actorium.actors.messages import TokenRules
 from actorium.actors.params import ResolvedParams
@@ -77,9 +77,31 @@ def by_text(model: Any, method: str) -> ModelRunner:
     """Drafts of the sequence's own text, wherever its last tokens occurred before."""
     runner = make_runner(model, MOST, None, SLOTS, checkpoints=4)
     runner.tables.keep_history()
-    runner.proposers = text_proposers(SpeculationConfig(
-        speculative=f"{method}:{MOST},fixed", prompt_lookup_min=1), runner.tables)
+    runner.proposers = texts_of(runner, method)
     return runner
+
+
+def by_model(model: Any) -> ModelRunner:
+    """Drafts of a smaller model."""
+    with TemporaryDirectory() as folder:
+        write_checkpoint(Path(folder), "LlamaForCausalLM", 2, vocab_size=SIZE, num_hidden_layers=2)
+        follow_tokens(Path(folder))
+        return make_runner(model, MOST, None, SLOTS, draft=load(Path(folder)), checkpoints=4)
+
+
+def by_several(model: Any) -> ModelRunner:
+    """Drafts of a head, of texts and of grammars; dice choose what each plan makes."""
+    runner = by_head(model)
+    runner.tables.keep_history()
+    for method in ("ngram", "suffix"):
+        runner.proposers |= texts_of(runner, method)
+    return runner
+
+
+def texts_of(runner: ModelRunner, method: str) -> dict[str, Any]:
+    """The method by texts, which drafts wherever it can."""
+    return text_proposers(SpeculationConfig(
+        speculative=f"{method}:{MOST},fixed", prompt_lookup_min=1), runner.tables)
 
 
 def by_head(model: Any) -> ModelRunner:
@@ -89,17 +111,17 @@ def by_head(model: Any) -> ModelRunner:
                            checkpoints=4)
 
 
+SEVERAL = "eagle3:3+ngram:3+suffix:3+grammar:2"
 MAKERS = {
     "guesses": Maker(tuple(MODELS), by_guesses),
     "mtp": Maker(("hybrid", "experts"),
                  lambda model: make_runner(model, MOST, None, SLOTS, mtp=True, checkpoints=4)),
-    "eagle3": Maker(tuple(MODELS), by_head),
+    "eagle3": Maker(tuple(MODELS), by_head), "draft": Maker(tuple(MODELS), by_model),
     "ngram": Maker(tuple(MODELS), partial(by_text, method="ngram")),
     "suffix": Maker(tuple(MODELS), partial(by_text, method="suffix")),
     "grammar": Maker(tuple(MODELS),
-                     lambda model: make_runner(model, MOST, None, SLOTS, checkpoints=4))}
-UNMADE = {"draft"}
-"""Methods for which there is nothing here."""
+                     lambda model: make_runner(model, MOST, None, SLOTS, checkpoints=4)),
+    "several": Maker(("hybrid", "windows"), by_several)}
 
 
 # --- the requests --------------------------------------------------------------------------------
@@ -160,6 +182,10 @@ def played(prompts: list[list[int]], runner: ModelRunner, way: str, speculative:
            without: dict[str, list[Output]] | None = None) -> tuple[Ring, dict[str, list[Output]]]:
     """The requests' way through the scheduler. without: what guesses are to know."""
     ring = Ring(runner, speculative=speculative, load=vocabulary, **WAYS[way])
+    if speculative == SEVERAL:
+        policy, dice = ring.core._planner.drafting, random.Random(5)
+        made = [choice for choice in policy.choices if choice.method != "grammar"]
+        policy.next = lambda batch: dice.choice(made)
     for _ in range(2 if way == "cached" else 1):
         whose = submitted(ring, prompts, without)
         stopping = next(sid for sid, kind in whose.items() if kind == "stopped")
@@ -228,7 +254,7 @@ PLACES = [(method, name) for method, maker in MAKERS.items() for name in maker.m
 
 
 def test_every_method_has_its_line() -> None:
-    assert set(MAKERS) - {"guesses"} == set(DRAFTS) - UNMADE
+    assert set(MAKERS) - {"guesses", "several"} == set(DRAFTS)
 
 
 @pytest.mark.parametrize(("method", "name", "way"), pairs(PLACES, WAYS))
@@ -238,7 +264,8 @@ def test_the_tokens_are_those_without_drafts(
         runner_of: Callable[[str, str], ModelRunner]) -> None:
     """With as many drafts in every step, and with as many as pay."""
     case, runner = case_of(name), runner_of(method, name)
-    setting = f"{'mtp' if method == 'guesses' else method}:{MOST}{',fixed' * fixed}"
+    setting = SEVERAL if method == "several" else (
+        f"{'mtp' if method == 'guesses' else method}:{MOST}{',fixed' * fixed}")
     ring, outputs = played(case.prompts, runner, way, setting, case.without)
     for kind, wanted in case.without.items():
         for own, want in zip(outputs[kind], wanted, strict=True):
@@ -250,6 +277,9 @@ def test_the_tokens_are_those_without_drafts(
                                            atol=ATOL, rtol=0)
     gauges = ring.core.health().gauges
     drafted, accepted = (gauges[f"spec_decode_num_{what}_tokens"] for what in ("draft", "accepted"))
+    if method == "several":
+        assert all(gauges[f"spec_decode_by_{own}_num_draft_tokens"]
+                   for own in parse_speculative(SEVERAL).methods)
     if fixed or method != "grammar":  # whose few drafts need not pay here
         assert accepted > 5
     assert accepted >= 0.6 * drafted if method == "grammar" else drafted > accepted

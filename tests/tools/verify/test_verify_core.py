@@ -12,8 +12,9 @@ import msgspec
 import pytest
 from helpers_simulated import FAULTS, VOCAB, SimulatedEngine, mixed
 
-from actorium.actors.config.parsed_values import parse_speculative
+from actorium.actors.config.parsed_values import DRAFTS, parse_speculative
 from actorium.actors.config.tree import Config, SpeculationConfig
+from actorium.actors.config.validation import validate
 from actorium.actors.errors import EngineFailed
 from actorium.tools.verify.conditions import (
     AXES,
@@ -270,11 +271,14 @@ def test_drafts_are_made_by_what_the_engine_has() -> None:
     plain, named = Config(), Config(speculation=SpeculationConfig(speculative_model="heads"))
     layer, none = (SimpleNamespace(mtp_layers=layers) for layers in (1, 0))
     every = VALUES["drafts"]
+    assert {value.partition(":")[0] for value in every} == set(DRAFTS)
     assert set(made_by(every, methods_of(none, plain))) == {"ngram:3", "suffix:6", "grammar:4"}  # type: ignore[arg-type]
     assert set(made_by(every, methods_of(layer, named))) == set(every)  # type: ignore[arg-type]
     config = varied(plain, Condition(drafts="suffix:6"), 1024)
     assert config.speculation.speculative == "suffix:6,fixed"
     assert parse_speculative(config.speculation.speculative).methods == {"suffix": 6}
+    for value in every:  # other methods are refused beside a model
+        validate(varied(named, Condition(drafts=value), 1024))
 
 
 def test_whose_texts_are_known_is_asked_for_texts() -> None:
