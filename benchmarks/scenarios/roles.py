@@ -29,6 +29,8 @@ GOOD = 0.9
 """The share of requests that must be in time."""
 RATES, CLOSE = (0.5, 250.0), 1.05
 """The requests a second among which the most is sought, and to what factor."""
+TARGETS = (0.6, 0.8, 1.0)
+"""--target-itl of replicas that do both, as shares of the time that a token may take."""
 SIGMA = 0.8
 """Of the lognormal lengths of prompts and answers."""
 
@@ -120,11 +122,12 @@ def goodput(step_model: str = "0.006,4e-5,1e-4,1e-8", replicas: int = 4, seconds
         def own(rate: float, name: str = name) -> SimulatedLoad:
             return load_of(LOADS[name], rate, seconds, seed)
 
-        ways = {"together": lambda at: together(replicas, model, own(at), 1e3 * tpot)}
+        ways = {f"together, {share} of tpot": lambda at, share=share: together(
+            replicas, model, own(at), 1e3 * share * tpot) for share in TARGETS}
         ways |= {f"{count} for prompts": lambda at, count=count: apart(
             count, replicas - count, model, own(at), token_seconds) for count in range(1, replicas)}
         found: dict[str, float] = {}
         for way, times in ways.items():
             found[way] = most(lambda at, times=times: times(at).good(ttft, tpot))
             yield {"load": name, "way": way, "requests_per_s": found[way],
-                   "of_together": found[way] / found["together"]}
+                   "of_together": found[way] / max([*found.values()][:len(TARGETS)])}

@@ -319,6 +319,7 @@ def read_shape(path: Path, config: Config) -> ModelShape:
             "classes of transformers give no hidden states of single layers" if shape.altup is None
             else f"{shape.architecture} has several streams of them"),
             "model.enable_return_hidden_states")
+    shape = replace(shape, gives_hidden=model.enable_return_hidden_states)
     if shape.chunked and (chunk := max(shape.windows)) % page:
         raise BadConfig(f"page_size: must divide the chunks of {chunk} tokens to which the model "
                         f"attends, got {page}", "memory.page_size")

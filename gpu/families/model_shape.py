@@ -119,6 +119,8 @@ class ModelShape:
     stream_scale: float = 1.0
     """What hidden states between layers are to be multiplied by, to be those of the checkpoint's
     own class."""
+    gives_hidden: bool = False
+    """Whether requests may ask for what goes into any layer (`enable_return_hidden_states`)."""
     logit_scale: float = 1.0
     attention_cap: float = 0.0
     """Scores become cap * tanh(score / cap); 0 = they stay."""

@@ -337,11 +337,13 @@ class Decoder(LoadedModel):
     def _tap(self, layer: int, stream: HiddenStream, batch: ForwardBatch) -> None:
         """Keep what goes into this layer, where a head drafts from it, or somebody asks for it; see
         `ForwardBatch`."""
+        scale = self.shape.stream_scale
         if batch.hidden is not None and layer in batch.hidden.layers:
-            batch.hidden.keep(layer, settled(stream), self.shape.stream_scale)
+            batch.hidden.keep(layer, settled(stream), scale)
         if self.shape.eagle is not None and layer in self.shape.eagle.taps:
             # A layer may write to what it is given.
-            batch.tapped[layer] = stream.clone() if isinstance(stream, Tensor) else settled(stream)
+            own = stream.clone() if isinstance(stream, Tensor) else settled(stream)
+            batch.tapped[layer] = own if scale == 1 else own * scale
 
     def embedded(self, tokens: Tensor, positions: Tensor, types: Tensor | None = None) -> Tensor:
         """What goes into the first layer. tokens, positions, types: i64[T] -> [T, hidden]; types:

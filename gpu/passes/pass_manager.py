@@ -125,9 +125,10 @@ class PassManager:
               after: Any) -> Rewritten:
         """A layer's functions; after: the next one; None: but the final norm nothing takes what it
         returns."""
-        head = self.model.shape.eagle
-        tapped = head is not None and index + 1 in head.taps  # it takes the sum over the ranks
-        parts = ("reduce_norm" in self.on and not self.model.shape.layer_norm and not tapped
+        shape, head = self.model.shape, self.model.shape.eagle
+        # What is taken between layers is the sum over the ranks.
+        tapped = shape.gives_hidden or head is not None and index + 1 in head.taps
+        parts = ("reduce_norm" in self.on and not shape.layer_norm and not tapped
                  and after is not None and not takes_fp8(after.mixer.form)
                  and reduces(after.mixer.o, self.model.dtype))
         facts = LayerFacts(self.model.shape, index, layer, given_as, parts, self.on,
