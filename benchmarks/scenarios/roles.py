@@ -13,12 +13,13 @@ both their first token and each further one in time (goodput).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import sqrt
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from harness import Row, Rows, scenario
+from harness import Rows, scenario
 
 from actorium.actors.config.tree import Config, MemoryConfig, SchedulerConfig
 from actorium.tools.simulate.step_model import StepSeconds, parse_step_model
@@ -79,13 +80,13 @@ def run(replicas: int, model: StepSeconds, load: SimulatedLoad, target: float,
     return VirtualCluster(own, model, load, 0).run([])
 
 
-def together(replicas: int, model: StepSeconds, load: SimulatedLoad, target: float) -> Times:
+def together(replicas: int, model: StepSeconds, target: float, load: SimulatedLoad) -> Times:
     found = run(replicas, model, load, target)
     return Times(found.first - found.arrival, (found.end - found.first) / (load.output - 1))
 
 
-def apart(prompts: int, answers: int, model: StepSeconds, load: SimulatedLoad,
-          token_seconds: float) -> Times:
+def apart(prompts: int, answers: int, model: StepSeconds, token_seconds: float,
+          load: SimulatedLoad) -> Times:
     """token_seconds: to send the pages of a token of a prompt."""
     one = load._replace(output=np.ones_like(load.output))
     begun = run(prompts, model, one, 0.0)
@@ -109,25 +110,34 @@ def most(good: Callable[[float], float]) -> float:
     return low
 
 
+def ways_of(replicas: int, model: StepSeconds, tpot: float, token_seconds: float
+            ) -> dict[str, Callable[[SimulatedLoad], Times]]:
+    """What is compared: replicas that do both, then each division into two roles."""
+    ways: dict[str, Callable[[SimulatedLoad], Times]] = {
+        f"together, {share} of tpot": partial(together, replicas, model, 1e3 * share * tpot)
+        for share in TARGETS}
+    return ways | {f"{count} for prompts": partial(apart, count, replicas - count, model,
+                                                   token_seconds) for count in range(1, replicas)}
+
+
 @scenario
 def goodput(step_model: str = "0.006,4e-5,1e-4,1e-8", replicas: int = 4, seconds: float = 60.0,
             ttft: float = 1.0, tpot: float = 0.03, gigabytes: float = 25.0,
-            token_kib: float = 128.0, load: list[str] = list(LOADS), seed: int = 1) -> Rows:
+            token_kib: float = 128.0, load: list[str] = [*LOADS], seed: int = 1) -> Rows:  # noqa: B006
     """The requests a second of which nine in ten are in time, together and apart.
 
-    seconds: for which requests come; ttft, tpot: seconds; gigabytes: a second of the link; token_kib: of pages for a token.
+    seconds: for which requests come; ttft, tpot: seconds; gigabytes: a second of the link;
+    token_kib: of pages for a token.
     """
-    model, token_seconds = parse_step_model(step_model), token_kib * 1024 / (gigabytes * 1e9)
+    token_seconds = token_kib * 1024 / (gigabytes * 1e9)
+    ways = ways_of(replicas, parse_step_model(step_model), tpot, token_seconds)
     for name in load:
-        def own(rate: float, name: str = name) -> SimulatedLoad:
-            return load_of(LOADS[name], rate, seconds, seed)
-
-        ways = {f"together, {share} of tpot": lambda at, share=share: together(
-            replicas, model, own(at), 1e3 * share * tpot) for share in TARGETS}
-        ways |= {f"{count} for prompts": lambda at, count=count: apart(
-            count, replicas - count, model, own(at), token_seconds) for count in range(1, replicas)}
-        found: dict[str, float] = {}
+        rates: list[float] = []
         for way, times in ways.items():
-            found[way] = most(lambda at, times=times: times(at).good(ttft, tpot))
-            yield {"load": name, "way": way, "requests_per_s": found[way],
-                   "of_together": found[way] / max([*found.values()][:len(TARGETS)])}
+            def in_time(rate: float, times: Callable[[SimulatedLoad], Times] = times,
+                        lengths: Lengths = LOADS[name]) -> float:
+                return times(load_of(lengths, rate, seconds, seed)).good(ttft, tpot)
+
+            rates.append(most(in_time))
+            yield {"load": name, "way": way, "requests_per_s": rates[-1],
+                   "of_together": rates[-1] / max(rates[:len(TARGETS)])}

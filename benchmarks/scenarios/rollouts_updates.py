@@ -122,7 +122,7 @@ def differences(rollout: Rollout, models: list[Any]) -> list[float]:
 async def drive(engine: Engine, streams: Streams, paths: list[Path], at_once: int, seconds: float,
                 every: float) -> tuple[list[Row], list[Sample]]:
     """Streams for so long; another checkpoint every so many seconds. Returns (what each update
-    told, memory by requests that had ended)."""
+    told, memory by seconds since the start)."""
     updates, samples = [], []
     pids = await asyncio.to_thread(pids_of, engine)
     async with AsyncClient(engine.name) as client:
@@ -165,8 +165,9 @@ def updates(model: str = "", minutes: float = 10.0, at_once: int = 64, every: fl
     across = sorted(streams.found, key=lambda own: -len(own.versions))[:checked]
     far = [own for rollout in across for own in differences(rollout, models)]
     gaps = sorted(own.gap for own in streams.found)
-    growth = {role: 60 * slope([(s.requests, s.roles[role][0]) for s in samples[len(samples) // 2:]])
-              / 1e6 for role in samples[0].roles}
+    later = samples[len(samples) // 2:]
+    growth = {role: 60 * slope([(one.requests, one.roles[role][0]) for one in later]) / 1e6
+              for role in samples[0].roles}
     yield {"streams": len(streams.found), "tokens": sum(len(o.tokens) for o in streams.found),
            "lost": streams.lost, "updates": len(told),
            "streams_across_updates": sum(len(o.versions) > 1 for o in streams.found),
