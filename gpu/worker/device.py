@@ -46,6 +46,7 @@ from actorium.gpu.plan.memory_plan import MemoryPlan
 from actorium.gpu.plan.weight_bytes import bytes_by_format
 from actorium.gpu.step.routed_experts import routing_of
 from actorium.gpu.step.runner import ModelRunner
+from actorium.gpu.step.staging import HostArrays
 from actorium.gpu.weights.dtypes import TORCH_DTYPES
 from actorium.gpu.weights.weight_files import files_of
 from actorium.gpu.worker.allocation import allocate, max_drafts
@@ -208,6 +209,10 @@ def _draft_methods(config: Config, runner: ModelRunner) -> dict[str, int]:
     """What makes drafts, and how many at most. Raises `BadConfig` where what was asked for cannot
     be had."""
     asked = parse_speculative(config.speculation.speculative)
+    if config.speculation.suffix_global_bytes and not isinstance(
+            runner.tables.arrays, HostArrays):
+        raise BadConfig("suffix_global_bytes: drafts are made of earlier answers on a cpu alone",
+                        "speculation.suffix_global_bytes")
     here = {*runner.proposers, GRAMMAR}
     missing = [method for method in asked.methods if method not in here]
     if missing and not asked.auto:
