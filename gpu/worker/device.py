@@ -197,7 +197,7 @@ def _ready(config: Config, epoch: int, runner: ModelRunner, shape: ModelShape, i
         slots=tables.slots, max_model_len=shape.max_model_len, vocab_size=shape.vocabulary,
         device=info.device, checkpoints=states.checkpoints if states else 0,
         recurrent=states is not None, load_seconds=seconds, drafts=tables.drafts.max_drafts,
-        draft_methods=_draft_methods(config, runner), rank=place.rank, inexact=info.inexact,
+        draft_methods=draft_methods(config, runner), rank=place.rank, inexact=info.inexact,
         pooling=list(pooling.tasks) if pooling else [],
         whole_prompts=pooling is not None and not pooling.causal,
         adapters=runner.adapters.layers.slots if runner.adapters else 0,
@@ -205,7 +205,7 @@ def _ready(config: Config, epoch: int, runner: ModelRunner, shape: ModelShape, i
         **tier_capacity(runner, config))
 
 
-def _draft_methods(config: Config, runner: ModelRunner) -> dict[str, int]:
+def draft_methods(config: Config, runner: ModelRunner) -> dict[str, int]:
     """What makes drafts, and how many at most. Raises `BadConfig` where what was asked for cannot
     be had."""
     asked = parse_speculative(config.speculation.speculative)

@@ -150,8 +150,9 @@ def held_bytes(runner: ModelRunner) -> dict[str, int]:
             "pages": sum(pool.bytes for pool in runner.all_pools)}
     if runner.adapters is not None:
         held["adapters"] = runner.adapters.layers.nbytes
-    held |= {"earlier_answers": own.earlier.nbytes for own in runner.proposers.values()
-             if isinstance(own, TextProposer) and own.earlier is not None}
+    suffix = runner.proposers.get("suffix")
+    if isinstance(suffix, TextProposer) and suffix.earlier is not None:
+        held["earlier_answers"] = suffix.earlier.nbytes
     images = runner.tables.images
     return held if images is None else {**held, "encoder_cache": images.kept.nbytes}
 

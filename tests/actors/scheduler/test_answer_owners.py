@@ -52,5 +52,5 @@ def test_nothing_is_told_where_it_is_off() -> None:
     ({"speculative": "ngram", "suffix_global_bytes": 1 << 26}, "needs the method suffix"),
     ({"suffix_global_bytes": 1 << 26}, "needs the method suffix")])
 def test_what_is_refused(fields: dict[str, object], why: str) -> None:
-    with pytest.raises(BadConfig, match=ff"suffix_global_bytes: .*{why}"):
+    with pytest.raises(BadConfig, match=f"suffix_global_bytes: .*{why}"):
         validate(Config(speculation=SpeculationConfig(**fields)))  # type: ignore[arg-type]

@@ -11,10 +11,14 @@ from helpers_models import load, write_checkpoint
 from helpers_speculation import make_runner
 from helpers_worker import Ring
 
-from actorium.actors.config.tree import SpeculationConfig
+from actorium.actors.config.tree import Config, SpeculationConfig
+from actorium.actors.errors import BadConfig
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.step.runner import ModelRunner
+from actorium.gpu.step.staging import DeviceArrays
 from actorium.gpu.step.text_proposer import TextProposer, text_proposers
+from actorium.gpu.worker.device import draft_methods
+from actorium.gpu.worker.measure import held_bytes
 
 MOST, PROMPT, TOKENS = 4, [*range(40, 75)], 40
 
@@ -106,3 +110,17 @@ def test_what_is_kept_is_what_was_answered(model: Any, way: dict[str, int]) -> N
         text = part[:-1].tolist()
         assert any(whole[at:at + len(text)] == text for whole in wholes[answers.owner[end - 1]]
                    for at in range(len(whole))), text
+
+
+def test_the_bytes_are_told(model: Any) -> None:
+    """And are no more than were asked for."""
+    assert 0.9 * (1 << 20) < held_bytes(runner_of(model))["earlier_answers"] <= 1 << 20
+    assert "earlier_answers" not in held_bytes(runner_of(model, 0))
+
+
+def test_it_is_refused_on_a_device(model: Any) -> None:
+    config = Config(speculation=SpeculationConfig(
+        speculative=f"suffix:{MOST}", suffix_global_bytes=1 << 20))
+    assert draft_methods(config, runner_of(model)) == {"suffix": MOST}
+    with pytest.raises(BadConfig, match="suffix_global_bytes: .* on a cpu alone"):
+        draft_methods(config, make_runner(model, MOST, arrays=DeviceArrays))
