@@ -38,4 +38,5 @@ def earlier_drafts(answers: EarlierAnswers, owners: I64, text: I32, lens: I32, r
 
 
 def _arrays(answers: EarlierAnswers) -> list[int]:
-    return [*map(address_of, (answers.text, answers.owner, answers.before, answers.newest))]
+    return [address_of(answers.text), address_of(answers.owner), address_of(answers.before),
+            address_of(answers.newest)]
