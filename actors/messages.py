@@ -951,6 +951,9 @@ class Admit(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc
     """Number of the adapter (`AdapterRef`) that computes it; 0 = the model by itself."""
     pooling: ResolvedPooling | None = None
     """Nothing is sampled at the end of the tokens; see `StepResult.pooled`."""
+    answers: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    """Owner of the earlier answers that drafts may be made of, and of its own when it leaves the
+    slot; 0 = none."""
 
 
 class RowMask(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):

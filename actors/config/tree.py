@@ -224,6 +224,9 @@ class SpeculationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """suffix: drafts for each token of the match, at most."""
     suffix_decoding_min_token_prob: float = 0.1
     """suffix: the share of the longest matches that must still agree on a draft."""
+    suffix_global_bytes: int = 0
+    """suffix: drafts also from answers that have ended, of the same tenant, cache salt and adapter;
+    so many bytes of them are kept by each rank of the worker, on cpu. 0 = off."""
     force_acceptance: str = ""
     """Benchmarks with random weights: accept draft i with the i-th of these probabilities
     ("0.8,0.6"), whatever was sampled; empty = drafts are accepted where they equal the sample."""

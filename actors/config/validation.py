@@ -243,6 +243,12 @@ def _speculation_rules(s: SpeculationConfig) -> list[Rule]:
          0 < s.suffix_decoding_max_spec_factor <= 16, "must be above 0, up to 16"),
         ("speculation.suffix_decoding_min_token_prob",
          0 <= s.suffix_decoding_min_token_prob <= 1, "must be between 0 and 1"),
+        ("speculation.suffix_global_bytes", s.suffix_global_bytes == 0
+         or 1 << 20 <= s.suffix_global_bytes <= 32 << 30,
+         "must be 0 (off) or between 1 MiB and 32 GiB"),
+        ("speculation.suffix_global_bytes", s.suffix_global_bytes == 0
+         or "suffix" in parse_speculative(s.speculative).methods,
+         f"needs the method suffix, which --speculative {s.speculative} does not name"),
     ]
 
 

@@ -26,6 +26,7 @@ from actorium.actors.messages import (
 from actorium.actors.params import TextParams
 from actorium.actors.runtime.inflight_journal import InflightJournal
 from actorium.actors.runtime.roles import SCHEDULER
+from actorium.actors.scheduler.answer_owners import AnswerOwners
 from actorium.actors.scheduler.media_holds import new_media_holds
 from actorium.actors.scheduler.outgoing import OutgoingMessages
 from actorium.actors.scheduler.queue_policies import Deadlines
@@ -64,6 +65,8 @@ class RequestLifecycle:
         self.masks = StructuredOutputManager(load)
         self.state = SchedulerState(config.scheduler, config.memory, self.guard, self._ended)
         self.state.keep_history = self.history.keep_history
+        if config.speculation.suffix_global_bytes:
+            self.state.answer_owners = AnswerOwners(self._epoch)
         self.deadlines = Deadlines()
         self._ended_traced: list[RequestState] = []
         """Requests with spans that have ended in this wake."""

@@ -36,6 +36,7 @@ from actorium.actors.config.tree import MemoryConfig, SchedulerConfig
 from actorium.actors.messages import Admit, PageGroup, Ready
 from actorium.actors.scheduler.adapters import AdapterTable
 from actorium.actors.scheduler.admission import AdmissionRoom
+from actorium.actors.scheduler.answer_owners import AnswerOwners
 from actorium.actors.scheduler.cache.host_tier import HostTier
 from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
 from actorium.actors.scheduler.cache.page_allocator import NO_PAGES, AccountingError, Ints, Longs
@@ -81,6 +82,8 @@ class SchedulerState:
         """Sequences that were admitted or preempted since the last counts."""
         self.adapters: AdapterTable | None = None
         """None = the engine serves no LoRA adapters."""
+        self.answer_owners: AnswerOwners | None = None
+        """None = no drafts are made of answers that have ended."""
         self.weights, self.weights_name = 0, ""
         """Version of the model's weights, and what stands for them in names of prefixes."""
         self.older_weights: set[int] = set()
@@ -376,12 +379,14 @@ class SchedulerState:
         tokens = tokens_of(sequence)
         self.table.add(sequence, pages)
         adapter = 0 if self.adapters is None else self.adapters.admitted(sequence)
+        owner = 0 if self.answer_owners is None else self.answer_owners.number(
+            sequence.weights + sequence.salt)
         self.prefilling.append(sequence)
         return Admit(slot=sequence.slot, tokens=tokens, prompt_len=sequence.prompt_len,
                      cached_len=cached, pages=np.concatenate(pages).tobytes(),
                      params=sequence.request.params, seed=sequence.seed, checkpoint=checkpoint,
                      media=sequence.request.submit.media, adapter=adapter,
-                     pooling=sequence.request.submit.pooling)
+                     pooling=sequence.request.submit.pooling, answers=owner)
 
     def _first_admission(self, sequence: SequenceState, cached: int) -> None:
         if not sequence.counted:
@@ -393,8 +398,10 @@ class SchedulerState:
             fair.charge(sequence.tenant, sequence.prompt_len - cached, 0)
 
     def flush_cache(self) -> tuple[int, int]:
-        """Empties the prefix cache, and the tier below it. Returns pages (freed, kept), of the
-        device."""
+        """Empties the prefix cache, and the tier below it; no more drafts are made of earlier
+        answers. Returns pages (freed, kept), of the device."""
+        if self.answer_owners is not None:
+            self.answer_owners.flush()
         freed, kept = self.kv_cache.flush()
         if self.tier is not None:
             self.tier.flush()

@@ -59,6 +59,8 @@ class Demand(NamedTuple):
     """Draft tokens of a step that something else than an MTP layer makes."""
     history: bool = False
     """The worker keeps each sequence's tokens, to make drafts of them."""
+    earlier_answers: int = 0
+    """Bytes of answers that have ended, of which drafts are made (suffix_global_bytes)."""
 
 
 class Pool(NamedTuple):
@@ -263,7 +265,7 @@ def demand_of(config: Config) -> Demand:
                   config.media.encoder_cache_bytes, config.media.max_encoder_tokens,
                   lora.max_loras if lora.enable_lora else 0, lora.max_lora_rank,
                   max((k for name, k in speculation.methods.items() if name != "mtp"), default=0),
-                  speculation.by_text)
+                  speculation.by_text, config.speculation.suffix_global_bytes)
 
 
 def make_plan(shape: ModelShape, demand: Demand, budget: int, name: str = "memory") -> MemoryPlan:

@@ -83,6 +83,8 @@ def planned_bytes(plan: MemoryPlan, attention: int, graphs: Graphs = Graphs([], 
     found = {"weights": weight_bytes(shape),
             "tables": tables_estimate(shape, demand), "states": plan.used - pages, "pages": pages,
             "workspace": workspace_estimate(shape, demand, attention)}
+    if demand.earlier_answers:
+        found["earlier_answers"] = demand.earlier_answers
     if demand.adapters:
         found["adapters"] = adapter_bytes(shape, demand.adapters, demand.adapter_rank)
     if shape.vision is not None:
@@ -224,7 +226,7 @@ def host_budget(config: Config, part: ModelShape, demand: Demand, limit: MemoryL
     own = WORKER_BYTES + weight_bytes(part) + tables_estimate(part, demand) \
         + workspace_estimate(part, demand, attention_bytes(
             part, demand, "cpu", torch_attends(config, part, "cpu")))
-    own += adapter_bytes(part, demand.adapters, demand.adapter_rank)
+    own += adapter_bytes(part, demand.adapters, demand.adapter_rank) + demand.earlier_answers
     if part.vision is not None:
         own += encoder_cache_bytes(part, demand) + encoder_work_bytes(part, demand)
     left = (limit.bytes - others * ACTOR_BYTES) // cluster.replica_shares

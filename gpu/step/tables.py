@@ -83,6 +83,8 @@ class SlotTables:
         self.history: Array = None
         """i32[slots, max_len + drafts + 1]: each sequence's tokens, as far as they were sampled,
         behind which anything may lie; None where nothing reads them."""
+        self.answers = np.zeros(slots, np.int64)
+        """Host: owner of the earlier answers that a slot's drafts are made of; 0 = none."""
         self.last_token = arrays.full((slots,), 0, "int64")
         self.seq_len = arrays.full((slots,), 1, "int32")
         """Tokens of the sequence, the last one (not yet in the pages) included; >= 1."""
@@ -167,7 +169,7 @@ class SlotTables:
         self.sequences.pop(slot, None)
         self.pooled.pop(slot, None)
         self.routed.discard(slot)
-        self.flags[slot] = 0
+        self.flags[slot] = self.answers[slot] = 0
         self.host_len[slot] = 0
         self.processed.forget(slot)
         row = self._count_rows.pop(slot, None)
@@ -194,7 +196,7 @@ class SlotTables:
                 self.routed.add(a.slot)
             self.host_len[a.slot] = self.host_low[a.slot] = len(tokens)
             self.host_min[a.slot] = min(a.prompt_len + a.params.min_tokens, self.max_len)
-            self.flags[a.slot] = _flags(a.params)
+            self.flags[a.slot], self.answers[a.slot] = _flags(a.params), a.answers
             self._fill_record(records[i], a, images.delta if images else 0)
             if self.flags[a.slot] & PENALISES:
                 records[i, COUNT_ROW] = row = self._count_row(a.slot)

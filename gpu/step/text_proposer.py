@@ -1,4 +1,5 @@
-"""Proposes drafts that need no weights: what followed on a sequence's last tokens in its own text.
+"""Proposes drafts that need no weights: what followed on a sequence's last tokens in its own text,
+and where that is asked for in earlier answers.
 
 The text is `SlotTables.history`: the whole prompt from its admission on, also where its pages were
 in the prefix cache or it was preempted, and what was sampled since.
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from actorium.actors.config.parsed_values import TEXT_METHODS, parse_speculative
 from actorium.actors.config.tree import SpeculationConfig
+from actorium.gpu.step.earlier_answers import AnswerStore
 from actorium.gpu.step.input_batch import InputBatch
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.speculation import Proposer
@@ -32,9 +34,12 @@ class TextProposer:
     pool: KVPagePool | None = None
     captured = False
 
-    def __init__(self, tables: SlotTables, rules: TextRules, fixed: bool) -> None:
-        """fixed: as many drafts as are planned, wherever the text gives so many."""
+    def __init__(self, tables: SlotTables, rules: TextRules, fixed: bool,
+                 earlier: AnswerStore | None = None) -> None:
+        """fixed: as many drafts as are planned, wherever the text gives so many; earlier: answers
+        of which drafts are made as well."""
         assert tables.history is not None
+        self.earlier = earlier
         self._tables, self._rules, self._history = tables, rules, tables.history
         self._fixed, self._guesses = fixed, TextGuesses(tables.slots, rules.most)
         self._serials = np.full(tables.slots, -1)
@@ -53,12 +58,16 @@ class TextProposer:
         t, slots = self._tables, step.slots
         # Rows behind the last accepted one write past the end of the text, which lies over them.
         self._history[step.row_slots_d, step.positions] = sampled
+        if self.earlier is not None:
+            self.earlier.sampled(slots)
         if not drafts:
             return
         serials = t.drafts.serials(slots)
         self._guesses.forget(slots[serials != self._serials[slots]])
         self._serials[slots] = serials
         chances = text_drafts(self._history, t.seq_len, slots, self._guesses, self._rules)
+        if self.earlier is not None:
+            self.earlier.improve(slots, self._guesses, chances)
         if not self._fixed:
             cost = step.draft_cost or min(ROW_COST * len(slots), MOST_COST)
             drafts = best_window(chances[:, :drafts], cost)
@@ -67,6 +76,8 @@ class TextProposer:
 
     def release(self, slots: I32) -> None:
         """Guesses are told apart by their sequences."""
+        if self.earlier is not None:
+            self.earlier.release(slots)
 
 
 def text_proposers(config: SpeculationConfig, tables: SlotTables) -> dict[str, Proposer]:
@@ -74,8 +85,14 @@ def text_proposers(config: SpeculationConfig, tables: SlotTables) -> dict[str, P
     asked = parse_speculative(config.speculative)
     if tables.history is None or not isinstance(tables.arrays, HostArrays):
         return {}
-    return {method: TextProposer(tables, rules_of(config, method, most), asked.fixed)
+    return {method: _proposer(config, method, rules_of(config, method, most), tables, asked.fixed)
             for method, most in asked.methods.items() if method in TEXT_METHODS}
+
+
+def _proposer(config: SpeculationConfig, method: str, rules: TextRules, tables: SlotTables,
+              fixed: bool) -> TextProposer:
+    kept = config.suffix_global_bytes if method == "suffix" else 0
+    return TextProposer(tables, rules, fixed, AnswerStore(tables, rules, kept) if kept else None)
 
 
 def rules_of(config: SpeculationConfig, method: str, most: int) -> TextRules:

@@ -47,6 +47,7 @@ from actorium.gpu.plan.weight_bytes import bytes_by_format
 from actorium.gpu.step.hidden_rows import hidden_sizes
 from actorium.gpu.step.routed_experts import routing_of
 from actorium.gpu.step.runner import ModelRunner
+from actorium.gpu.step.staging import HostArrays
 from actorium.gpu.weights.dtypes import TORCH_DTYPES
 from actorium.gpu.weights.weight_files import files_of
 from actorium.gpu.worker.allocation import allocate, max_drafts
@@ -197,7 +198,7 @@ def _ready(config: Config, epoch: int, runner: ModelRunner, shape: ModelShape, i
         slots=tables.slots, max_model_len=shape.max_model_len, vocab_size=shape.vocabulary,
         device=info.device, checkpoints=states.checkpoints if states else 0,
         recurrent=states is not None, load_seconds=seconds, drafts=tables.drafts.max_drafts,
-        draft_methods=_draft_methods(config, runner), rank=place.rank, inexact=info.inexact,
+        draft_methods=draft_methods(config, runner), rank=place.rank, inexact=info.inexact,
         pooling=list(pooling.tasks) if pooling else [],
         whole_prompts=pooling is not None and not pooling.causal,
         adapters=runner.adapters.layers.slots if runner.adapters else 0,
@@ -206,10 +207,14 @@ def _ready(config: Config, epoch: int, runner: ModelRunner, shape: ModelShape, i
         **tier_capacity(runner, config))
 
 
-def _draft_methods(config: Config, runner: ModelRunner) -> dict[str, int]:
+def draft_methods(config: Config, runner: ModelRunner) -> dict[str, int]:
     """What makes drafts, and how many at most. Raises `BadConfig` where what was asked for cannot
     be had."""
     asked = parse_speculative(config.speculation.speculative)
+    if config.speculation.suffix_global_bytes and not isinstance(
+            runner.tables.arrays, HostArrays):
+        raise BadConfig("suffix_global_bytes: drafts are made of earlier answers on a cpu alone",
+                        "speculation.suffix_global_bytes")
     here = {*runner.proposers, GRAMMAR}
     missing = [method for method in asked.methods
                if method not in here and not (asked.auto and method == "mtp")]

@@ -27,6 +27,7 @@ from actorium.gpu.models.decoder import LoadedModel
 from actorium.gpu.plan.non_cache_memory import StepSize
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.tables import SlotTables
+from actorium.gpu.step.text_proposer import TextProposer
 from actorium.gpu.worker.warmup import FEW, WarmupCase
 
 PROFILE_SECONDS = 0.1
@@ -149,6 +150,9 @@ def held_bytes(runner: ModelRunner) -> dict[str, int]:
             "pages": sum(pool.bytes for pool in runner.all_pools)}
     if runner.adapters is not None:
         held["adapters"] = runner.adapters.layers.nbytes
+    suffix = runner.proposers.get("suffix")
+    if isinstance(suffix, TextProposer) and suffix.earlier is not None:
+        held["earlier_answers"] = suffix.earlier.nbytes
     images = runner.tables.images
     return held if images is None else {**held, "encoder_cache": images.kept.nbytes}
 

@@ -44,6 +44,9 @@ SIGNATURES = {
     "token_scores": _POINTER * 4 + [c_int64] + _POINTER * 2 + [c_int64] * 3 + [c_int] * 4,
     "text_drafts": [c_void_p, c_int64, c_int64] + _POINTER * 2 + [c_int64] + _POINTER * 7
                    + [c_int] * 4 + [c_double] * 2 + [c_int],
+    "add_answer": _POINTER * 4 + [c_int64] * 2 + [c_void_p] + [c_int64] * 2,
+    "earlier_drafts": _POINTER * 4 + [c_int64] * 3 + _POINTER * 2 + [c_int64] * 2 + _POINTER * 2
+                      + [c_int64] + _POINTER * 7 + [c_int] * 4 + [c_double] * 2 + [c_int],
     "gelu_mul": _POINTER * 2 + [c_int64, c_int, c_int],
     "rms_norm_int8": _POINTER * 5 + [c_int64, c_int, c_int, c_float, c_int],
     "gate_mul_int8": _POINTER * 3 + [c_int64] + [c_int] * 4,

@@ -106,7 +106,7 @@ static int follow(const Rules *r, const int32_t *text, int32_t len, int32_t matc
             if (votes > most) most = votes, token = own;
         }
         share = share * most / found;
-        if (share < r->share) break;
+        if (token < 0 || share < r->share) break;
         int kept = 0;
         for (int i = 0; i < found; i++)
             if (token == (places[i] + n < len ? text[places[i] + n] : out[places[i] + n - len]))
@@ -137,6 +137,89 @@ void text_drafts(const int32_t *text, int64_t width, int64_t slots, const int32_
             at[slot] = len, matched[slot] = m;
             count[slot] = follow(&r, own, len, m, places, found, tokens + slot * most);
         }
+        double right = 1;
+        for (int k = 0; k < most; k++) {
+            right = k < count[slot] ? right * chance_of(&g, slots, slot, bin_of(&r, m + k)) : 0;
+            chances[i * most + k] = right;
+        }
+    }
+}
+
+/* --- of answers that have ended (kernels/reference/earlier_answers.py) --- */
+
+enum { ANCHOR = 3, WALK = 32 };
+
+typedef struct {
+    int32_t *text, *before, *newest;
+    int64_t *owner, size, mask;
+} Answers;
+
+/* Where the newest place is noted that ends in these tokens, of which `last` is the last. */
+static int64_t note_of(const Answers *a, int64_t owner, const int32_t *last) {
+    uint64_t mixed = (uint64_t)owner;
+    for (int i = 0; i < ANCHOR; i++) {
+        mixed = (mixed ^ (uint32_t)last[-i]) * 0x9E3779B97F4A7C15u;
+        mixed ^= mixed >> 32;
+    }
+    return mixed & a->mask;
+}
+
+void add_answer(int32_t *text, int64_t *owner, int32_t *before, int32_t *newest, int64_t mask,
+                int64_t at, const int32_t *tokens, int64_t n, int64_t whose) {
+    const Answers a = {text, before, newest, owner, 0, mask};
+    for (int64_t i = 0; i < n; i++) {
+        text[at + i] = tokens[i], owner[at + i] = whose;
+        if (i < ANCHOR - 1) continue;
+        int32_t *note = newest + note_of(&a, whose, tokens + i);
+        before[at + i] = *note, *note = at + i + 1;
+    }
+    text[at + n] = -1, owner[at + n] = 0;
+}
+
+/* As `matches`, in the answers of this owner; they are as long as the anchor at least. */
+static int32_t earlier_matches(const Rules *r, const Answers *a, int64_t end, int64_t whose,
+                               const int32_t *text, int32_t len, int32_t *places, int32_t *found) {
+    const int32_t longest = r->longest > ANCHOR ? r->longest : ANCHOR;
+    int32_t best = ANCHOR, next = a->newest[note_of(a, whose, text + len - 1)];
+    int64_t age = 0;
+    *found = 0;
+    for (int i = 0; next && i < WALK; i++) {
+        const int32_t p = next - 1;
+        const int64_t older = p < end ? end - p : end - p + a->size;
+        int32_t m = 0;
+        if (older <= age) break; /* written over since */
+        age = older, next = a->before[p];
+        if (a->owner[p] != whose) continue;
+        while (m < longest && m <= p && m < len && a->text[p - m] == text[len - 1 - m]) m++;
+        if (m > best) *found = 0;
+        if (m >= best) best = m, places[(*found)++] = p + 1;
+    }
+    return *found ? best : 0;
+}
+
+/* Puts guesses from earlier answers in the place of those of shorter matches. end: where the next
+ * answer goes; whose: i64[slots], 0 = nobody's; the rest as for `text_drafts`. */
+void earlier_drafts(int32_t *answers, int64_t *owner, int32_t *before, int32_t *newest,
+                    int64_t size, int64_t mask, int64_t end, const int64_t *whose,
+                    const int32_t *text, int64_t width, int64_t slots, const int32_t *lens,
+                    const int32_t *rows, int64_t n, double *chances, int32_t *matched, int32_t *at,
+                    int32_t *count, int32_t *tokens, int32_t *hits, int32_t *tests, int shortest,
+                    int longest, int most, int votes, double per_match, double share,
+                    int threads) {
+    const Rules r = {shortest, longest, most, votes, per_match, share};
+    const Guesses g = {matched, at, count, tokens, hits, tests};
+    const Answers a = {answers, before, newest, owner, size, mask};
+#pragma omp parallel for schedule(dynamic, 4) num_threads(threads) if (n >= 16)
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t slot = rows[i];
+        const int32_t len = lens[slot], had = count[slot] ? matched[slot] : 0;
+        int32_t places[WALK], found;
+        if (!whose[slot] || len < ANCHOR || had >= longest) continue;
+        const int32_t m =
+            earlier_matches(&r, &a, end, whose[slot], text + slot * width, len, places, &found);
+        if (m <= had) continue;
+        at[slot] = len, matched[slot] = m;
+        count[slot] = follow(&r, answers, size, m, places, found, tokens + slot * most);
         double right = 1;
         for (int k = 0; k < most; k++) {
             right = k < count[slot] ? right * chance_of(&g, slots, slot, bin_of(&r, m + k)) : 0;

@@ -18,15 +18,16 @@ def text_drafts(text: I32, lens: I32, rows: I32, guesses: TextGuesses, rules: Te
     lib = library()
     if lib is None:
         return reference.text_drafts(text, lens, rows, guesses, rules)
-    chances = np.empty((len(rows), rules.most))
+    chances, at = np.empty((len(rows), rules.most)), address_of
     lib.text_drafts(
-        _at(text), text.shape[1], len(text), _at(lens), _at(rows), len(rows), _at(chances),
-        _at(guesses.matched), _at(guesses.at), _at(guesses.count), _at(guesses.tokens),
-        _at(guesses.hits), _at(guesses.tests), rules.shortest, rules.longest, rules.most,
+        at(text), text.shape[1], len(text), at(lens), at(rows), len(rows), at(chances),
+        at(guesses.matched), at(guesses.at), at(guesses.count), at(guesses.tokens),
+        at(guesses.hits), at(guesses.tests), rules.shortest, rules.longest, rules.most,
         rules.votes, rules.per_match, rules.share, torch.get_num_threads())
     return chances
 
 
-def _at(array: NDArray[Any]) -> int:
+def address_of(array: NDArray[Any]) -> int:
+    """Where an array's numbers lie."""
     address: int = array.__array_interface__["data"][0]
     return address

@@ -95,12 +95,12 @@ def text_drafts(text: I32, lens: I32, rows: I32, guesses: TextGuesses, rules: Te
         length, places = _matches(own, rules)
         if not length:
             continue
-        guess = _follow(own.tolist(), length, places, rules)
+        guess = follow(own.tolist(), length, places, rules)
         guesses.at[slot], guesses.matched[slot] = len(own), length
         guesses.count[slot], guesses.tokens[slot, :len(guess)] = len(guess), guess
         right = 1.0
         for i in range(len(guess)):
-            right *= _chance(guesses, slot, rules.bin_of(length + i))
+            right *= chance(guesses, slot, rules.bin_of(length + i))
             chances[row, i] = right
     return chances
 
@@ -134,7 +134,8 @@ def _settle(guesses: TextGuesses, slot: int, text: list[int], rules: TextRules) 
     guesses.count[slot] = 0
 
 
-def _chance(guesses: TextGuesses, slot: int, bin_: int) -> float:
+def chance(guesses: TextGuesses, slot: int, bin_: int) -> float:
+    """That a slot's guess of this bin is right."""
     prior = (bin_ + 2) / (bin_ + 4)
     every = (guesses.hits[-1, bin_] + PRIOR_WEIGHT * prior) / (
         guesses.tests[-1, bin_] + PRIOR_WEIGHT)
@@ -157,14 +158,16 @@ def _matches(text: I32, rules: TextRules) -> tuple[int, list[int]]:
     return length, places[::-1][:PLACES if rules.votes else 1].tolist()
 
 
-def _follow(text: list[int], length: int, places: list[int], rules: TextRules) -> list[int]:
+def follow(text: list[int], length: int, places: list[int], rules: TextRules) -> list[int]:
+    """What follows on these places of a text, as most of them have it; length: of the match. A
+    token below 0 is an end."""
     out, share = list[int](), 1.0
     while len(out) < rules.most and len(out) < rules.per_match * length:
         whole = text + out
         following = [whole[place + len(out)] for place in places]
         token = max(following, key=following.count)  # of several the one that occurred last
         share = share * following.count(token) / len(following)
-        if share < rules.share:
+        if token < 0 or share < rules.share:
             break
         places = [place for place, own in zip(places, following, strict=True) if own == token]
         out.append(token)

@@ -88,8 +88,11 @@ class Ring:
         scheduler = SchedulerConfig(
             max_num_seqs=runner.tables.slots - 1, max_num_batched_tokens=budget, overlap=overlap,
             force_preempt_every=force_preempt_every)
+        earlier = getattr(runner.proposers.get("suffix"), "earlier", None)
         config = Config(scheduler=scheduler, recovery=RecoveryConfig(restart=False),
-                        speculation=SpeculationConfig(speculative=speculative),
+                        speculation=SpeculationConfig(
+                            speculative=speculative,
+                            suffix_global_bytes=0 if earlier is None else 1 << 20),
                         memory=MemoryConfig(page_size=runner.tables.page_size, debug_memory=True))
         self.runner = runner
         self.core = SchedulerCore(Context(config, Path("/nowhere"), "scheduler", 1, 1), load=load)

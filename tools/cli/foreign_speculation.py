@@ -58,7 +58,8 @@ _NO_EFFECT = {
         "disable_padded_drafter_batch", "disable_logprobs", "use_local_argmax_reduction",
         "parallel_drafting"), _AS_SERVED),
     **dict.fromkeys((key for key in _KEYS.values() if key.startswith("ngram_")), _CHAIN),
-    "suffix_decoding_max_cached_requests": "nothing is kept of answers that have ended",
+    "suffix_decoding_max_cached_requests": "of answers that have ended so many bytes "
+                                           "are kept as --suffix-global-bytes says, 0 by default",
 }
 Given = dict[str, tuple[Any, str]]
 """Key -> its value, and the flag that gave it."""

@@ -234,6 +234,9 @@ def _outside(part: ModelShape, demand: Demand, config: Config,
                                     f"{part.draft.layers} layers"))
     if not on_cpu and (staged := staging_bytes(config, part)):
         found.append(BytesBeside("page staging", staged, "pages on their way to and from the host"))
+    if demand.earlier_answers:
+        found.append(BytesBeside("earlier answers", demand.earlier_answers,
+                                 "drafts are made of them (--suffix-global-bytes)"))
     if demand.adapters:
         held = adapter_bytes(part, demand.adapters, demand.adapter_rank)
         found.append(BytesBeside("adapters", held, f"{demand.adapters} of rank "

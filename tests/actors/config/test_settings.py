@@ -151,6 +151,7 @@ BAD_FLAGS = [
     (["--suffix-decoding-max-tree-depth", "1"], "--suffix-decoding-max-tree-depth", "2 and 256"),
     (["--suffix-decoding-max-spec-factor", "0"], "--suffix-decoding-max-spec-factor", "above 0"),
     (["--suffix-decoding-min-token-prob", "1.5"], "--suffix-decoding-min-token-prob", "0 and 1"),
+    (["--suffix-global-bytes", "64M"], "--suffix-global-bytes", "needs the method suffix"),
     (["--plugins", "a,,b"], "--plugins", "all, none or names of packages"),
     (["--tool-call-parser", "nobodys"], "--tool-call-parser", "must be one of auto, none, harmony"),
     (["--max-loras", "2"], "--max-loras", "goes with --enable-lora"),

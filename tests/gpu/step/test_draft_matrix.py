@@ -73,11 +73,12 @@ def by_guesses(model: Any) -> ModelRunner:
     return runner
 
 
-def by_text(model: Any, method: str) -> ModelRunner:
-    """Drafts of the sequence's own text, wherever its last tokens occurred before."""
+def by_text(model: Any, method: str, earlier: int = 0) -> ModelRunner:
+    """Drafts of the sequence's own text, wherever its last tokens occurred before, and of so many
+    bytes of earlier answers."""
     runner = make_runner(model, MOST, None, SLOTS, checkpoints=4)
     runner.tables.keep_history()
-    runner.proposers = texts_of(runner, method)
+    runner.proposers = texts_of(runner, method, earlier)
     return runner
 
 
@@ -98,10 +99,11 @@ def by_several(model: Any) -> ModelRunner:
     return runner
 
 
-def texts_of(runner: ModelRunner, method: str) -> dict[str, Any]:
+def texts_of(runner: ModelRunner, method: str, earlier: int = 0) -> dict[str, Any]:
     """The method by texts, which drafts wherever it can."""
     return text_proposers(SpeculationConfig(
-        speculative=f"{method}:{MOST},fixed", prompt_lookup_min=1), runner.tables)
+        speculative=f"{method}:{MOST},fixed", prompt_lookup_min=1, suffix_global_bytes=earlier),
+        runner.tables)
 
 
 def by_head(model: Any) -> ModelRunner:
@@ -119,6 +121,8 @@ MAKERS = {
     "eagle3": Maker(tuple(MODELS), by_head), "draft": Maker(tuple(MODELS), by_model),
     "ngram": Maker(tuple(MODELS), partial(by_text, method="ngram")),
     "suffix": Maker(tuple(MODELS), partial(by_text, method="suffix")),
+    "suffix, earlier answers": Maker(tuple(MODELS), partial(
+        by_text, method="suffix", earlier=1 << 20)),
     "grammar": Maker(tuple(MODELS),
                      lambda model: make_runner(model, MOST, None, SLOTS, checkpoints=4)),
     "several": Maker(("hybrid", "windows"), by_several)}
@@ -254,7 +258,7 @@ PLACES = [(method, name) for method, maker in MAKERS.items() for name in maker.m
 
 
 def test_every_method_has_its_line() -> None:
-    assert set(MAKERS) - {"guesses", "several"} == set(DRAFTS)
+    assert {name.partition(",")[0] for name in MAKERS} - {"guesses", "several"} == set(DRAFTS)
 
 
 @pytest.mark.parametrize(("method", "name", "way"), pairs(PLACES, WAYS))
@@ -264,8 +268,8 @@ def test_the_tokens_are_those_without_drafts(
         runner_of: Callable[[str, str], ModelRunner]) -> None:
     """With as many drafts in every step, and with as many as pay."""
     case, runner = case_of(name), runner_of(method, name)
-    setting = SEVERAL if method == "several" else (
-        f"{'mtp' if method == 'guesses' else method}:{MOST}{',fixed' * fixed}")
+    asked = "mtp" if method == "guesses" else method.partition(",")[0]
+    setting = SEVERAL if method == "several" else f"{asked}:{MOST}{',fixed' * fixed}"
     ring, outputs = played(case.prompts, runner, way, setting, case.without)
     for kind, wanted in case.without.items():
         for own, want in zip(outputs[kind], wanted, strict=True):
