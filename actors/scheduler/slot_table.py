@@ -315,7 +315,8 @@ class SlotTable:
             return rows.slots[:0]
         return rows.slots[lacks > -ahead - self._joined]
 
-    def grow(self, slots: Longs, kv_cache: KVCacheManager, early: bool, spared: int) -> bytes | None:
+    def grow(self, slots: Longs, kv_cache: KVCacheManager, early: bool,
+             spared: int) -> bytes | None:
         """Allocates the pages that `slots` need for one more decode; `early` adds their stagger,
         and the pages of those that have only joined.
 
