@@ -308,12 +308,10 @@ class SlotTable:
         """Returns the slots that need pages before their next decode (some of them a little early).
         """
         lacks = self.len_hi.take(rows.slots) - self._full_at.take(rows.slots)
-        ahead = self.window - 1 + self.ahead
-        if self.window == 1:
-            return rows.slots[lacks > -ahead]
-        if not len(lacks) or lacks.max() <= -ahead:
-            return rows.slots[:0]
-        return rows.slots[lacks > -ahead - self._joined]
+        lacks += self.window - 1 + self.ahead
+        if self.window > 1 and lacks.max(initial=0) > 0:
+            lacks += self._joined
+        return rows.slots[lacks > 0]
 
     def grow(self, slots: Longs, kv_cache: KVCacheManager, early: bool,
              spared: int) -> bytes | None:
