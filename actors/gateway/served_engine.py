@@ -37,6 +37,8 @@ class ServedEngine:
         self.token_texts = TokenTexts(config)
         self.gate = RecoveryGate(lambda: self.client.status(STATUS_SECONDS), patience,
                                  comes_back=resume_timeout > 0)
+        self.weight_version: int | None = None
+        """Of its weights, as last heard; None = not yet."""
         self._model: ServedModel | None = None
         self._asking_model = asyncio.Lock()
 

@@ -20,7 +20,7 @@ from actorium.actors.model_manager.engine_processes import (
     raise_error,
 )
 from actorium.actors.model_manager.manager_core import ManagerCore
-from actorium.actors.model_manager.manager_messages import PullProgress
+from actorium.actors.model_manager.manager_messages import LEASE_SECONDS, PullProgress
 from actorium.actors.model_manager.manager_orders import (
     NotLoaded,
     PlanEngine,
@@ -80,6 +80,7 @@ class ModelManagerActor(CoreObserver):
         self._engines = EngineProcesses(self._core, self._context.config, self._engine_of,
                                         self._wake)
         if self._context.epoch > 1:
+            self._core.uses_known_at = now + LEASE_SECONDS
             self._in_background(self._engines.adopt_all())
         else:
             self._core.load_on_start(now)

@@ -11,6 +11,7 @@ What only processes can do are orders (`pop_orders`); the actor reports how they
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -91,6 +92,8 @@ class ManagerCore(Core):
         """The waiting use that has the next engine started."""
         self.adopting = False
         """Not all engines of the manager before are known yet: none is started meanwhile."""
+        self.uses_known_at = -math.inf
+        """Until then clients may not have said yet which uses the manager before has granted."""
         self._sends: list[Send] = []
         self._orders: list[Order] = []
         self._draining = False
@@ -365,7 +368,10 @@ class ManagerCore(Core):
                     self._stop(victim)
             return False
         model.state, model.detail = "loading", ""
-        self._start_engine(model, any(w.continued for w in self.uses.waiting_for(model)))
+        # Its engine may have died with the manager before, and a new request may be heard sooner
+        # than whoever has others under way there: these are lost without the engine's ledger.
+        self._start_engine(model, now < self.uses_known_at or any(
+            waiting.continued for waiting in self.uses.waiting_for(model)))
         if model.memory is None:
             self._plan(model)
         return True

@@ -164,7 +164,7 @@ class Planner:
         if extends:
             column = _column([(s.slot, n) for s, n in extends])
         if firsts:
-            slots = np.concatenate((np.array([s.slot for s in firsts], np.int32), slots))
+            slots = np.concatenate((np.array([s.slot for s in firsts], np.int64), slots))
             sids = np.concatenate((np.array([s.sid for s in firsts], np.int64), sids))
             sids_column = sids.tobytes()
         computed, predicted = self._budget - draft.budget, 0

@@ -175,7 +175,7 @@ class RequestMetrics:
         """When the last token of each slot's `_owners` came, but for the group's."""
         self._owners = np.zeros(slots, np.int64)
         """Sid of who had a token last in each slot."""
-        self._group, self._slots, self._at = b"", np.zeros(0, np.int32), 0.0
+        self._group, self._slots, self._at = b"", np.zeros(0, np.int64), 0.0
         """The sequences (a column of sids) of the last result, their slots, and its time."""
         self._asked, self._ledger_bytes = 0, 0
 

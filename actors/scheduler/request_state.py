@@ -284,8 +284,8 @@ class PlanRecord(NamedTuple):
     """A plan's rows. Their slots may hold other sequences when the result comes."""
 
     step: int
-    slots: Ints
-    """i4[rows]: the sampled rows: extends that complete their prompt, then decodes."""
+    slots: Longs
+    """i8[rows]: the sampled rows: extends that complete their prompt, then decodes."""
     sids: Longs
     """i8[rows]"""
     sids_column: bytes

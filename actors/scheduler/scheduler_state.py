@@ -334,7 +334,7 @@ class SchedulerState:
     @property
     def background_running(self) -> int:
         """Running sequences that give way to all others."""
-        return int(np.count_nonzero(self.table.background))
+        return self.table.num_background
 
     @property
     def foreground(self) -> bool:

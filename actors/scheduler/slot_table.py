@@ -26,10 +26,14 @@ EMITTED = np.array([[1], [1], [1], [0], [1]], np.int32)
 class DecodeRows(NamedTuple):
     """The decoding slots, cached with their encoded forms until a slot joins or leaves."""
 
-    slots: Ints
+    slots: Longs
+    """i8: what numpy indexes by; it would convert anything shorter at each use."""
     sids: Longs
     slots_column: bytes
+    """As i4."""
     sids_column: bytes
+    mask: Ints
+    """i4[all slots]: 1 for these."""
 
 
 class SlotTable:
@@ -64,6 +68,8 @@ class SlotTable:
         self.emitted, self.len_lo, self.len_hi, self.drafted, self.accepted = self._credits
         self._interval = self._credits[1:3]
         self._opens = [np.array([[1], [tokens]], np.int32) for tokens in range(window + 1)]
+        self._closes = [_credits_of(most) for most in range(window + 1)]
+        """By window: what the result of such a plan adds to the columns."""
         # emitted: tokens of the completion; drafted: drafts verified for it; accepted: those of
         # them that were right. All three as far as results have come.
         self.decoding = np.zeros(slots, np.bool_)
@@ -72,12 +78,15 @@ class SlotTable:
         """Entries of each slot's page tables."""
         self.order = np.zeros(slots, np.int64)
         """Number of its admission: preemption takes the latest first."""
-        self.background = np.zeros(slots, np.bool_)
-        """It gives way to sequences that are not."""
+        self.num_background = 0
+        """Sequences that give way to those that are not in the background."""
         self.sequences: list[SequenceState | None] = [None] * slots
         self._full_at = np.zeros(slots, np.int32)
         """Length less one past which the next page is needed."""
         self._early = (np.arange(slots) % STAGGER * (page_size // STAGGER)).astype(np.int32)
+        self._joined = page_size // STAGGER
+        """With drafts a slot that needs a page is joined by those that would need one so many
+        tokens later: they advance by different steps, so every plan would have some of them."""
         self._unwritten = 0 if window > 1 else 1
         """Tokens at a sequence's end that need no page: without drafts, the last one."""
         self._page_size = page_size
@@ -115,7 +124,7 @@ class SlotTable:
         self.len_lo[slot] = self.len_hi[slot] = sequence.total
         self.end[slot] = sequence.end
         self.order[slot] = self._admitted
-        self.background[slot] = sequence.background
+        self.num_background += sequence.background
         emitted = len(sequence.emitted)
         self.emitted[slot] = emitted
         self._most = max(self._most, emitted)
@@ -139,7 +148,7 @@ class SlotTable:
         sequence.slot = 0
         self.sequences[slot] = None
         self.sid[slot] = self.held[slot] = self.emitted[slot] = 0
-        self.background[slot] = False
+        self.num_background -= sequence.background
         self.stop_decoding(np.array([slot]))
         self._free.append(slot)
         return pages
@@ -234,18 +243,18 @@ class SlotTable:
         return rows
 
     def _gather(self) -> DecodeRows:
-        slots = np.flatnonzero(self.decoding).astype(np.int32)
+        slots = np.flatnonzero(self.decoding)
         sids = self.sid[slots]
-        self._rows = DecodeRows(slots, sids, slots.tobytes(), sids.tobytes())
+        self._rows = DecodeRows(slots, sids, slots.astype(np.int32).tobytes(), sids.tobytes(),
+                                self.decoding.astype(np.int32))
         return self._rows
 
     def plan_decode(self, rows: DecodeRows) -> None:
         """Counts one more unresolved decode of `rows`."""
-        # Reading and writing back is faster than +=, for both columns at once.
-        self._interval[:, rows.slots] = \
-            self._interval.take(rows.slots, axis=1) + self._opens[self.window]
+        # All slots at once: to pick those of the rows takes longer.
+        self._interval += self._opens[self.window] * rows.mask
 
-    def append_one(self, slots: Ints, starts: Ints, tokens: Ints, window: int = 1) -> None:
+    def append_one(self, slots: Longs, starts: Ints, tokens: Ints, window: int = 1) -> None:
         """Applies a result of one token per slot, which had no drafts; see `append_tokens`."""
         self._make_room(1)
         self._tokens[slots, starts] = tokens
@@ -253,7 +262,7 @@ class SlotTable:
         if window > 1:
             self.len_hi[slots] -= window - 1
 
-    def append_run(self, slots: Ints, tokens: Ints) -> None:
+    def append_run(self, slots: Longs, tokens: Ints) -> None:
         """As many plans and results as `tokens`, i4[n, steps], has columns; pages are there."""
         steps = tokens.shape[1]
         self._make_room(steps)
@@ -261,7 +270,7 @@ class SlotTable:
         self._credits[:3, slots] += np.int32(steps)
         self._steady_plans = 0
 
-    def append_tokens(self, slots: Ints, starts: Ints, tokens: Ints, counts: Ints,
+    def append_tokens(self, slots: Longs, starts: Ints, tokens: Ints, counts: Ints,
                       window: int, drafts: Ints | None = None) -> None:
         """Applies a result: `counts[i]` tokens, at least one, of `slots[i]`.
 
@@ -274,12 +283,13 @@ class SlotTable:
         places = (slots * self._tokens.shape[1] + starts - counts.cumsum() + counts).repeat(counts)
         places += np.arange(len(tokens))
         self._tokens.reshape(-1)[places] = tokens
-        change = counts * EMITTED + np.array([[0], [-1], [-window], [window - 1], [-1]], np.int32)
+        of_slots = np.zeros(len(self.sid), np.int64)
+        of_slots[slots] = counts
+        self._credits += self._closes[window].take(of_slots, axis=1)
         if drafts is not None:
-            change[3] = drafts
-        self._credits[:, slots] = self._credits.take(slots, axis=1) + change
+            self.drafted[slots] += drafts - (window - 1)
 
-    def retract(self, slots: Ints, window: int) -> None:
+    def retract(self, slots: Longs, window: int) -> None:
         """Undoes a plan's allowance of 1 to `window` tokens for slots whose sequences had ended
         already."""
         self.len_lo[slots] -= 1
@@ -294,21 +304,30 @@ class SlotTable:
 
     # --- pages -----------------------------------------------------------------------------------
 
-    def needing_pages(self, rows: DecodeRows) -> Ints:
+    def needing_pages(self, rows: DecodeRows) -> Longs:
         """Returns the slots that need pages before their next decode (some of them a little early).
         """
-        after = self.len_hi[rows.slots] + (self.window - 1 + self.ahead)
-        return rows.slots[after > self._full_at[rows.slots]]
+        lacks = self.len_hi.take(rows.slots) - self._full_at.take(rows.slots)
+        lacks += self.window - 1 + self.ahead
+        if self.window > 1 and lacks.max(initial=0) > 0:
+            lacks += self._joined
+        return rows.slots[lacks > 0]
 
-    def grow(self, slots: Ints, kv_cache: KVCacheManager, early: bool, spared: int) -> bytes | None:
-        """Allocates the pages that `slots` need for one more decode; `early` adds their stagger.
+    def grow(self, slots: Longs, kv_cache: KVCacheManager, early: bool,
+             spared: int) -> bytes | None:
+        """Allocates the pages that `slots` need for one more decode; `early` adds their stagger,
+        and the pages of those that have only joined.
 
         spared: pages to leave for others. Returns the plan's `page_appends`, or None (and allocates
         nothing) if too few are available.
         """
         held, most = self.held[slots], self.end[slots] - self._unwritten
         tokens = self.len_hi[slots] + (self.window - 1 + self.ahead)
-        tokens = np.minimum(tokens + self._early[slots] if early else tokens, most)
+        if early:
+            tokens += self._early[slots]
+            if self.window > 1:
+                tokens += self._joined
+        tokens = np.minimum(tokens, most)
         return self._append(slots, -(-tokens // self._page_size) - held, kv_cache, spared)
 
     def reach(self, tokens: int, end: int) -> int:
@@ -335,7 +354,7 @@ class SlotTable:
         self._hold(slot, held + count)
         return rows.tobytes()
 
-    def _append(self, slots: Ints, wanted: Ints, kv_cache: KVCacheManager,
+    def _append(self, slots: Longs, wanted: Ints, kv_cache: KVCacheManager,
                 spared: int) -> bytes | None:
         count = int(wanted.sum())
         if spared and any(kv_cache.available(g) < count + spared for g in range(len(self._pages))):
@@ -356,7 +375,7 @@ class SlotTable:
         self._mark(slots)
         return np.array((owners, index, *pages), np.int32).T.tobytes()
 
-    def free_behind_windows(self, slots: Ints, positions: Ints, kv_cache: KVCacheManager) -> None:
+    def free_behind_windows(self, slots: Longs, positions: Ints, kv_cache: KVCacheManager) -> None:
         """Frees the pages behind the windows of slots whose next queries are at `positions` or
         later. Safe with plans in flight: they run before the next owner of these pages writes them.
         """
@@ -392,6 +411,15 @@ def within(counts: NDArray[np.integer]) -> NDArray[np.int64]:
     """Returns 0..counts[0]-1, 0..counts[1]-1, ...: positions within ragged rows."""
     ends = np.cumsum(counts, dtype=np.int64)
     return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
+
+
+def _credits_of(window: int) -> Ints:
+    """Returns i4[5, 1 + window]: how the columns of `SlotTable._credits` change with the result of
+    a plan of that window, by the tokens that it has for a slot; 0 = the slot has no row in it."""
+    change = np.arange(window + 1, dtype=np.int32) * EMITTED
+    change += np.array([[0], [-1], [-window], [window - 1], [-1]], np.int32)
+    change[:, 0] = 0
+    return change
 
 
 def _widen(table: Ints, columns: int) -> Ints:

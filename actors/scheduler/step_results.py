@@ -71,10 +71,10 @@ def apply_result(state: SchedulerState, record: PlanRecord, result: StepResult) 
     """
     table, slots = state.table, record.slots
     starts = table.emitted[slots]
-    if (not state.older_weights and _is_steady(record, result)
-            and table.sid[slots].tobytes() == record.sids_column):
-        if record.window > 1 and not result.draft_counts:
-            return _apply_draft_windows(state, record, result, starts)
+    steady = None if state.older_weights else _steady_counts(record, result)
+    if steady is not None and table.sid[slots].tobytes() == record.sids_column:
+        if len(steady) > 2:
+            return _apply_draft_windows(state, record, result, starts, steady)
         table.append_one(slots, starts, np.frombuffer(result.tokens, np.int32), record.window)
         state.charge_tenants(record.sids, None)
         return StepOutcome(len(slots), TokenBatch(
@@ -89,30 +89,28 @@ def apply_result(state: SchedulerState, record: PlanRecord, result: StepResult) 
     return credited
 
 
-def _is_steady(record: PlanRecord, result: StepResult) -> bool:
-    """Decodes alone, each with a token at least (without drafts: with one), none ended, no
-    logprobs."""
+def _steady_counts(record: PlanRecord, result: StepResult) -> list[int] | None:
+    """Returns how many rows have 0, 1, 2, ... tokens, as far as drafts were verified, of a step of
+    decodes alone, each with a token at least (without drafts: with one), none ended, no logprobs;
+    None of any other."""
     rows = len(record.slots)
     if (record.firsts or not rows or record.forced or result.finish != bytes(rows)
             or result.logprobs or result.prompt_logprobs or record.pooled or result.pooled
-            or result.experts):
-        return False
-    if result.draft_counts or record.window == 1:
-        return (result.counts == b"\1" * rows and len(result.tokens) == 4 * rows
-                and not any(result.draft_counts) and len(result.draft_counts) in (0, rows))
-    counts = _histogram(record, result)
+            or result.experts or len(result.counts) != rows):
+        return None
+    window = record.window
+    if result.draft_counts:
+        if any(result.draft_counts) or len(result.draft_counts) != rows:
+            return None
+        window = 1
+    counts = [0, *map(result.counts.count, range(1, window + 1))]
     tokens = sum(count * having for count, having in enumerate(counts))
-    return sum(counts) == rows == len(result.counts) and 4 * tokens == len(result.tokens)
-
-
-def _histogram(record: PlanRecord, result: StepResult) -> list[int]:
-    """Returns how many rows have 0 (not counted), 1, 2, ... tokens."""
-    return [0, *(result.counts.count(count) for count in range(1, record.window + 1))]
+    return counts if sum(counts) == rows and 4 * tokens == len(result.tokens) else None
 
 
 def _apply_draft_windows(state: SchedulerState, record: PlanRecord, result: StepResult,
-                         starts: Ints) -> StepOutcome:
-    """Applies the result of a steady step with drafts."""
+                         starts: Ints, going: list[int]) -> StepOutcome:
+    """Applies the result of a steady step with drafts. going: of `_steady_counts`."""
     tokens = np.frombuffer(result.tokens, np.int32)
     counts = np.frombuffer(result.counts, np.uint8).astype(np.int32)
     state.table.append_tokens(record.slots, starts, tokens, counts, record.window)
@@ -120,7 +118,6 @@ def _apply_draft_windows(state: SchedulerState, record: PlanRecord, result: Step
     batch = TokenBatch(step=result.step, sids=record.sids_column, starts=starts.tobytes(),
                        counts=result.counts, tokens=result.tokens, epoch=result.epoch,
                        drafts=record.window - 1)
-    going = _histogram(record, result)
     return StepOutcome(len(tokens), batch,
                        {record.verifies: VerifiedDrafts(going, [0] * len(going))})
 

@@ -16,7 +16,7 @@ from actorium.actors.errors import ActoriumError, BadModel
 from actorium.actors.gateway.api.adapter_routes import adapters_of
 from actorium.actors.gateway.api.model_routes import find_info
 from actorium.actors.gateway.api.sglang import shown_version
-from actorium.actors.gateway.api.weights_routes import current_version
+from actorium.actors.gateway.api.weights_routes import last_version
 from actorium.actors.gateway.engine_call import call_of, engine_of
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError, bad_field
 from actorium.actors.gateway.http.replies import JsonReply
@@ -93,14 +93,15 @@ async def flush_cache(http: HttpRequest) -> Response:
 
 async def model_info(http: HttpRequest) -> Response:
     """Handles `/model_info`: SGLang's facts about a model, and this engine's."""
-    model = await engine_of(http).served_model()
+    engine = engine_of(http)
+    model, version = await engine.served_model(), await last_version(engine)
     wanted = ("model", "model_path", "architecture", "vocab_size", "max_model_len", "dtype",
               "eos_ids", "has_tokenizer", "has_chat_template", "generation_defaults", "limits")
     shown = {name: model.info[name] for name in wanted}
     parsers = {"tool_call_parser": model.parsing.tools, "reasoning_parser": model.parsing.reasoning}
     sglang = {"tokenizer_path": shown["model_path"] if shown["has_tokenizer"] else None,
               "is_generation": GENERATE in model.tasks, "preferred_sampling_params": None,
-              "weight_version": shown_version(await current_version(engine_of(http))),
+              "weight_version": None if version is None else shown_version(version),
               "has_image_understanding": bool(model.info.get("media")),
               "has_audio_understanding": False, "architectures": [shown["architecture"]]}
     return JsonReply(shown | parsers | sglang)

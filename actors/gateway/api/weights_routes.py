@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from contextlib import suppress
 from typing import Any, Literal
 
 from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from actorium.actors.errors import BadModel, InvalidRequest
+from actorium.actors.errors import ActoriumError, BadModel, InvalidRequest
 from actorium.actors.gateway.api.sglang import shown_version
 from actorium.actors.gateway.engine_call import engine_of
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError, bad_field
 from actorium.actors.gateway.http.replies import JsonReply
-from actorium.actors.gateway.served_engine import ServedEngine
+from actorium.actors.gateway.served_engine import STATUS_SECONDS, ServedEngine
 from actorium.actors.messages import MAX_VALUES, RunningMode
 
 MODES: dict[str, RunningMode] = {"wait": "wait", "finish": "wait", "keep": "keep",
@@ -116,6 +118,20 @@ async def current_version(engine: ServedEngine) -> int:
         return await engine.client.weight_version()
     except InvalidRequest:
         return 0
+
+
+async def last_version(engine: ServedEngine) -> int | None:
+    """Returns the version of the weights within two seconds: while the scheduler does not answer,
+    what it has said last, to this gateway or the watchdog; None where that is not known."""
+    with suppress(TimeoutError, ActoriumError):
+        async with asyncio.timeout(STATUS_SECONDS):
+            engine.weight_version = await current_version(engine)
+            return engine.weight_version
+    with suppress(ActoriumError):
+        for actor in (await engine.client.status(STATUS_SECONDS)).actors:
+            if (version := actor.gauges.get("weight_version")) is not None:
+                engine.weight_version = max(int(version), engine.weight_version or 0)
+    return engine.weight_version
 
 
 def _updated(state: dict[str, Any]) -> Response:

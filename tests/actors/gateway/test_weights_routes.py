@@ -12,8 +12,10 @@ import pytest
 
 from actorium.actors.config.tree import Config, GatewayConfig, ModelConfig
 from actorium.actors.errors import BadModel
+from actorium.actors.gateway.api import weights_routes
 from actorium.actors.gateway.app import build_app
 from actorium.actors.gateway.gateway_state import GatewayState
+from actorium.actors.messages import ActorStatus, Status
 
 
 class Trained:
@@ -122,6 +124,33 @@ def test_what_is_told() -> None:
                           ({"name": "a", "truncate_size": 1 << 21}, "truncate_size")):
         answer = ask(client, "POST", "/get_weights_by_name", json=fields)
         assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+
+
+def test_the_last_version_is_known_while_the_scheduler_is_dead(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the gateway has heard, or the scheduler's last heartbeat."""
+    class Dead(Trained):
+        gauges: dict[str, float] = {}
+
+        async def weight_version(self) -> int:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async def status(self, timeout: float) -> Status:
+            return Status("", False, None, [ActorStatus(
+                "e", "scheduler", 1, 1, "dead", 0, 0.0, 0.0, gauges=self.gauges)])
+
+    async def run() -> list[int | None]:
+        engine, dead = GatewayState(Config(), Path("none")).engine, Dead()
+        found = []
+        for version, client in ((0, dead), (2, dead), (0, Trained()), (0, dead), (4, dead)):
+            dead.gauges = {"weight_version": float(version)} if version else {}
+            engine.client = client  # type: ignore[assignment]
+            found.append(await weights_routes.last_version(engine))
+        return found
+
+    monkeypatch.setattr(weights_routes, "STATUS_SECONDS", 0.05)
+    assert asyncio.run(run()) == [None, 2, 3, 3, 4]
 
 
 @pytest.mark.parametrize("path", [

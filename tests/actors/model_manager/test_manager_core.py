@@ -309,6 +309,18 @@ def test_an_engine_that_dies_with_its_manager_goes_on_for_the_uses_that_clients_
     assert world.held == {"old": "a"} and world.continued == ["a"]
 
 
+@pytest.mark.parametrize("later", [0.0, LEASE_SECONDS])
+def test_an_engine_that_died_with_its_manager_goes_on_though_a_new_use_is_heard_first(
+        later: float) -> None:
+    """Its clients renew their uses every two seconds; until then nobody knows of them."""
+    world = PretendedEngines(ABC, EngineLimits())
+    world.core.uses_known_at = world.now + LEASE_SECONDS
+    world.advance(later)
+    fresh = world.use("a")
+    assert world.held == {fresh: "a"} and world.started == ["a"]
+    assert world.continued == ([] if later else ["a"])
+
+
 def test_a_use_waits_no_longer_than_it_may() -> None:
     world = PretendedEngines(ABC, EngineLimits(GB), wait=100)
     world.use("a")
