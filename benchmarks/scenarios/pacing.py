@@ -148,3 +148,47 @@ def vectors(targets: list[str] = OFF_AND_DEFAULT, machines: list[str] = ALL) -> 
                 yield {"machine": machine, "vectors": count, "target_itl": f"{target} ms",
                        **beside_vectors(None if target == "default" else float(target),
                                         MACHINES[machine], count)}
+
+
+BURSTS, AT_ONCE = 8, 32
+"""Prompts of a burst come at once, the next burst when all of them are done."""
+
+
+def beside_bursts(target: float | None, machine: Machine, own: ResolvedPooling | None) -> Row:
+    """Gaps of 4 streams beside bursts of prompts that are pooled, or (None) get a token each;
+    milliseconds."""
+    loop = Loop(Config(
+        memory=MemoryConfig(max_total_tokens=1 << 18, prefix_cache=False),
+        scheduler=SchedulerConfig(max_num_seqs=128, target_itl=target)), cost=machine.cost)
+    sent = 0
+
+    def submit(count: int, tokens: int, own: ResolvedPooling | None = None) -> None:
+        nonlocal sent
+        for _ in range(count):
+            sent += 1
+            prompt = np.full(STREAMS.tokens_in, sent, np.int32).tobytes()
+            loop.submit(str(sent), prompt, ResolvedParams(max_tokens=tokens), sent, pooling=own)
+
+    submit(4, 1 << 14)
+    while not (streams := list(loop.live.values())) or min(len(own.came) for own in streams) < 32:
+        loop.step()
+    begun, done = loop.now, 0
+    for burst in range(BURSTS):
+        submit(AT_ONCE, 1, own)
+        while done < (burst + 1) * AT_ONCE:
+            done += len(loop.step())
+    gaps = [b - a for each in streams for a, b in pairwise(each.came) if a >= begun]
+    return {"prompts_per_s": round(done / (loop.now - begun), 1), **spread("itl", gaps),
+            "target_ms": round(loop.gauges().get("target_itl_us", 0) / 1e3, 1)}
+
+
+@scenario
+def bursts(targets: list[str] = ["0", "default", "75"],  # noqa: B006
+           machines: list[str] = ALL) -> Rows:
+    """Gaps between tokens of 4 streams beside bursts of 32 prompts, by task and target."""
+    for machine in machines:
+        for task, own in (("embed", ResolvedPooling("embed")), ("generate", None)):
+            for target in targets:
+                yield {"machine": machine, "task": task, "target_itl": f"{target} ms",
+                       **beside_bursts(None if target == "default" else float(target),
+                                       MACHINES[machine], own)}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from helpers_benchmarks import benchmark
 
+from actorium.actors.params import ResolvedPooling
+
 pacing = benchmark("scenarios.pacing")
 
 
@@ -26,3 +28,17 @@ def test_streams_keep_their_gaps_beside_requests_for_vectors(
     assert off["itl_p50_ms"] > 20 * alone["itl_p50_ms"]
     assert default["itl_p50_ms"] < 4 * alone["itl_p50_ms"]
     assert default["vectors_per_s"] > 0.6 * off["vectors_per_s"]
+
+
+@pytest.mark.parametrize("machine", ["0.6B", "135M"])
+@pytest.mark.parametrize("pooling", [ResolvedPooling("embed"), None])
+def test_gaps_at_p99_keep_to_the_target_beside_bursts(
+        machine: str, pooling: ResolvedPooling | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the prompts are for."""
+    monkeypatch.setattr(pacing, "BURSTS", 3)
+    found = pacing.beside_bursts(75.0, pacing.MACHINES[machine], pooling)
+    assert found["itl_p99_ms"] <= 75 < pacing.beside_bursts(
+        0.0, pacing.MACHINES[machine], pooling)["itl_max_ms"] / 5
+    if pooling is not None:
+        default = pacing.beside_bursts(None, pacing.MACHINES[machine], pooling)
+        assert default["itl_p99_ms"] <= default["target_ms"]
