@@ -58,7 +58,8 @@ def test_drafts_go_on_through_sleeps_and_a_killed_worker() -> None:
     try:
         with Engine(target, speculative="off", **common) as engine:
             want = told(engine.client.generate(PROMPTS, EACH))
-        with Engine(target, speculative_model=str(draft), **common) as engine:
+        with Engine(target, speculative="draft:4,fixed", speculative_model=str(draft),
+                    **common) as engine:
             client, answers = engine.client, list[Any]()
             first = client.generate(PROMPTS, EACH)
             assert told(first) == want

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers_eagle import load_with_head, write_eagle
 from helpers_kinds import write_bf16_kind, write_kind
 from test_decode_programs import LIB, compare
@@ -19,6 +20,8 @@ from actorium.actors.config.tree import (
     SchedulerConfig,
     SpeculationConfig,
 )
+from actorium.gpu.families.architectures import read_shape
+from actorium.gpu.models.registry import _drafts
 from actorium.gpu.step.eagle import EagleProposer
 from actorium.gpu.worker.device import OpenedDevice, open_device
 
@@ -71,3 +74,15 @@ def test_auto_has_the_layer_of_its_own_beside_the_head(kind: str, methods: dict[
     found = opened(tmp_path, "auto+eagle3:3")
     assert found.ready.draft_methods == methods
     assert found.footprint.measured["pages"] == found.footprint.planned["pages"]
+
+
+def test_auto_leaves_the_layer_out_where_graphs_would_be_lost(tmp_path: Path) -> None:
+    write_bf16_kind(tmp_path / "model", "qwen35")
+    write_eagle(tmp_path / "head", tmp_path / "model", head_dim=32)
+    for speculative, on_cuda in (("auto+eagle3:3", False), ("mtp:2+eagle3:3", True)):
+        config = Config(speculation=SpeculationConfig(
+            speculative=speculative, speculative_model=str(tmp_path / "head")))
+        shape = read_shape(tmp_path / "model", config)
+        drafts = [_drafts(tmp_path / "model", shape, config, torch.device(device))
+                  for device in ("cpu", "cuda")]
+        assert drafts == [True, on_cuda]
