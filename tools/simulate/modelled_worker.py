@@ -28,7 +28,7 @@ class ModelledWorker(NullWorker):
 
     # --- many steps that only decode, of sequences that do not end --------------------------------
 
-    def microseconds_ahead(self, slots: Ints, steps: int) -> NDArray[np.int64]:
+    def microseconds_ahead(self, slots: NDArray[np.integer], steps: int) -> NDArray[np.int64]:
         """How long each of the next `steps` decodes of these slots would take: i8[steps]."""
         model, rows = self._model, len(slots)
         context = int(self._length[slots].sum()) + rows * np.arange(steps, dtype=np.float64)
@@ -36,18 +36,18 @@ class ModelledWorker(NullWorker):
         seconds = model.base + model.prompt * 0 + model.sequence * rows + model.context * context
         return np.rint((seconds + model.pair * 0.0) * 1e6).astype(np.int64)
 
-    def tokens_from(self, slots: Ints, back: int, steps: int) -> Ints:
+    def tokens_from(self, slots: NDArray[np.integer], back: int, steps: int) -> Ints:
         """The tokens of `steps` decodes of these slots, of which the last `back` plans made the
         first ones: i4[slots, steps]."""
         first = (self._first[slots] + self._length[slots] - back)[:, None]
         return ((first + np.arange(steps)) % VOCAB).astype(np.int32)
 
-    def skip(self, slots: Ints, steps: int) -> None:
+    def skip(self, slots: NDArray[np.integer], steps: int) -> None:
         """Goes on as if these slots had been decoded so many times."""
         self._length[slots] += steps
         self._kv[slots] = self._length[slots] - 1
 
-    def decode(self, plan: StepPlan, slots: Ints) -> StepResult:
+    def decode(self, plan: StepPlan, slots: NDArray[np.integer]) -> StepResult:
         """Applies a plan that decodes these slots and nothing else."""
         rows, length = len(slots), self._length[slots]
         live = self._alive[slots]
