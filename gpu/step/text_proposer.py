@@ -12,7 +12,7 @@ from torch import Tensor
 
 from actorium.actors.config.parsed_values import TEXT_METHODS, parse_speculative
 from actorium.actors.config.tree import SpeculationConfig
-from actorium.gpu.step.earlier_answers import AnswerStore
+from actorium.gpu.step.answer_store import AnswerStore
 from actorium.gpu.step.input_batch import InputBatch
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.speculation import Proposer
