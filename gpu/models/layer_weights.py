@@ -19,6 +19,7 @@ from actorium.gpu.weights.lazy_tensors import (
     WeightTensors,
     drop_pages,
     materialised,
+    not_to_be_kept,
 )
 from actorium.kernels.cpu.column_parts import LeafProducts, leaf_columns
 from actorium.kernels.grouped_rows import (
@@ -50,11 +51,16 @@ class Part(NamedTuple):
     rows: Tensor | None = None
     """i64[N]: which of that module's rows each is; None: all of them in their order."""
     shared: bool = False
-    """See `LazyTensor`."""
+    """Who keeps the weight copies it: see `not_to_be_kept`."""
 
     def kept(self) -> Part:
         """The same, to be kept."""
-        return self._replace(weight=self.weight.clone(), shared=False) if self.shared else self
+        if not self.shared:
+            return self
+        copy = self._replace(weight=self.weight.clone(), mapped=False, shared=False)
+        if self.mapped:
+            drop_pages(self.weight)
+        return copy
 
     @property
     def kind(self) -> tuple[torch.dtype, int, RowFormat | None, bytes]:
@@ -157,8 +163,8 @@ class LayerWeights:
     def part(self, bias: bool, name: str) -> Part:
         """A projection."""
         found = self.tensors[f"{self.prefix}{name}.weight"]
-        shared = isinstance(found, LazyTensor) and found.shared
         weight = found.read() if isinstance(found, LazyTensor) else found
+        shared = isinstance(found, LazyTensor) and not_to_be_kept(found, weight)
         del self.tensors[f"{self.prefix}{name}.weight"]
         return Part(weight, self.pop(f"{name}.bias") if bias else None,
                     self.optional(f"{name}{INPUT_ORDER}"),

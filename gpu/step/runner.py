@@ -211,7 +211,8 @@ class ModelRunner:
              routed: list[RoutedRows]) -> None:
         """Run the step operation by operation, or its layers from piecewise graphs."""
         recurrent, normed, rows = self._recurrent(plan, step), None, None
-        step.batches[0].hidden = hidden_tap(step, self.tables.pooled, self.model.shape.layers)
+        if step.pooled:
+            step.batches[0].hidden = hidden_tap(step, self.tables.pooled, self.model.shape.layers)
         if routed:
             rows = self._routed_rows(step, recurrent, routed, out)
         if any(own.needs_hidden(step, made) for own, made in self._drafting(plan)):

@@ -26,6 +26,10 @@ from actorium.kernels.grouped_rows import BlockRows, dequantise_grouped, unpack_
 
 INPUT_ORDER = ".input_order"
 """Behind a module's name: that of the order of its columns."""
+ALIGNED = 64
+"""What the address of a weight that is kept is a multiple of, as torch has it. On some processors
+torch's products in float32 have other last bits at other addresses, and pages of a file would make
+them depend on where a file has a tensor."""
 DONTNEED = 4
 """madvise's MADV_DONTNEED."""
 
@@ -56,7 +60,13 @@ def materialised(tensor: Tensor | LazyTensor) -> Tensor:
     """The tensor itself, to be kept."""
     if not isinstance(tensor, LazyTensor):
         return tensor
-    return tensor.read().clone() if tensor.shared else tensor.read()
+    own = tensor.read()
+    return own.clone() if not_to_be_kept(tensor, own) else own
+
+
+def not_to_be_kept(tensor: LazyTensor, own: Tensor) -> bool:
+    """Whether who keeps what was read copies it."""
+    return tensor.shared or tensor.mapped and own.data_ptr() % ALIGNED > 0
 
 
 def held_rows(spec: TensorSpec, rows: LazyTensor, grouped: GroupedShape | None,
