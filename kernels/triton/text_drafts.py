@@ -33,7 +33,8 @@ def _matches(history: tensor, width: tensor, lens: tensor, slots: tensor, keys: 
         while going > 0:
             # Where some are alive, the text's end has a k-th token.
             alive = alive & (at >= k)
-            alive = alive & (tl.load(text + at - k, mask=alive, other=0) == tl.load(text + last - k))
+            wanted = tl.load(text + last - k)
+            alive = alive & (tl.load(text + at - k, mask=alive, other=0) == wanted)
             length += alive.to(tl.int32)
             k += 1
             going = tl.where(k < longest, tl.max(alive.to(tl.int32), 0), 0)
@@ -41,7 +42,8 @@ def _matches(history: tensor, width: tensor, lens: tensor, slots: tensor, keys: 
         found = (length == most) & (length > 0)
         number = tl.cumsum(found.to(tl.int32), 0, reverse=True) - 1
         own = keys + (row.to(tl.int64) * tl.num_programs(1) + part) * PLACES
-        tl.store(own + number, (length.to(tl.int64) << 32) | (at + 1), mask=found & (number < PLACES))
+        key = (length.to(tl.int64) << 32) | (at + 1)
+        tl.store(own + number, key, mask=found & (number < PLACES))
         place = tl.arange(0, PLACES)
         tl.store(own + place, place.to(tl.int64) * 0, mask=place >= tl.sum(found.to(tl.int32), 0))
 
