@@ -37,6 +37,7 @@ from actorium.kernels.grouped_rows import RowFormat
 from actorium.kernels.reference.activation import ACTIVATIONS
 from actorium.kernels.reference.apply_plan import table_addresses
 from actorium.kernels.reference.experts import ExpertExtras
+from actorium.kernels.reference.text_drafts import TextRules
 from actorium.kernels.sampling_tables import (
     WIDTH,
     DecodeState,
@@ -61,6 +62,7 @@ from actorium.kernels.triton.scaled_experts import ScaledExperts
 from actorium.kernels.triton.scaled_mm import quantise, scaled_mm
 from actorium.kernels.triton.skinny import CONFIGS, SkinnyConfig, skinny
 from actorium.kernels.triton.skinny_linear import FEW
+from actorium.kernels.triton.text_drafts import text_drafts
 
 # --- rows -----------------------------------------------------------------------------------------
 
@@ -338,6 +340,13 @@ def few_rows() -> Iterator[Case]:
                    partial(skinny_products, config))
 
 
+def guesses(votes: bool) -> None:
+    """Drafts of the texts of 64 sequences of up to 32,768 tokens."""
+    text_drafts(torch.zeros(65, 32_777, dtype=I32), torch.ones(65, dtype=I32),
+                torch.zeros(64, dtype=I32), 32_768, TextRules(2, 24, 8, votes, 1.0, 0.1),
+                torch.zeros(65, 8, dtype=I64), 8)
+
+
 def sampler() -> Iterator[Case]:
     """Vocabularies of Llama 3, Qwen3 and Gemma 3."""
     for vocab in (128256, 151936, 262208):
@@ -351,6 +360,8 @@ def sampler() -> Iterator[Case]:
     yield Case("commit q3, counts", partial(commit, 3, True))
     yield Case("commit_likeliest 151936, q1", partial(commit_likeliest, 151936, 1))
     yield Case("commit_likeliest 262208, q3", partial(commit_likeliest, 262208, 3))
+    for votes in (False, True):
+        yield Case(f"text_drafts 32768, {'suffix' if votes else 'ngram'}", partial(guesses, votes))
 
 
 def cases() -> list[Case]:

@@ -149,6 +149,9 @@ RULES = (
     Rule("_part", "", 4, 8, 8),
     Rule("_join", "", 1, 16, 16),
     Rule("_commit", "", 1, 16, 16),
+    # Of one sequence a block of the text, each; then a program a sequence.
+    Rule("_matches", "", 4, 8, 8),
+    Rule("_follow", "", 4, 8, 8),
 )
 """The first that fits is meant. A kernel without one is a fault."""
 

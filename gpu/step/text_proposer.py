@@ -16,8 +16,9 @@ from actorium.gpu.step.answer_store import AnswerStore
 from actorium.gpu.step.input_batch import InputBatch
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.speculation import Proposer
-from actorium.gpu.step.staging import Array, HostArrays
+from actorium.gpu.step.staging import Array, DeviceArrays
 from actorium.gpu.step.tables import I32, SlotTables
+from actorium.kernels.backends import triton_fault
 from actorium.kernels.cpu.text_drafts_cpu import text_drafts
 from actorium.kernels.reference.text_drafts import TextGuesses, TextRules, best_window
 
@@ -26,6 +27,45 @@ ROW_COST, MOST_COST = 0.08, 0.8
 it is measured; and what it costs where arithmetic is all that counts."""
 SUFFIX_SHORTEST = 2
 """Tokens of a match: those of one alone are right too rarely."""
+
+
+class DeviceTextProposer:
+    """Makes drafts of each sequence's own text on a device, whose host does not know in time what
+    was sampled: so nothing waits for how many there are. Each sequence has as many as are planned;
+    behind those that the text gives stands token 0, which counts only where it is sampled."""
+
+    pool: KVPagePool | None = None
+    captured = False
+
+    def __init__(self, tables: SlotTables, rules: TextRules) -> None:
+        from actorium.kernels.triton.text_drafts import text_drafts as kernel
+        self._tables, self._rules, self._kernel = tables, rules, kernel
+
+    def needs_hidden(self, step: InputBatch, drafts: int) -> bool:
+        """It does not; see `Proposer`."""
+        return False
+
+    def propose(self, step: InputBatch, drafts: int, sampled: Array, counts: Array,
+                hidden: Tensor | None) -> None:
+        """Takes the step's tokens in, and makes `drafts` of each sequence."""
+        if sampled is None:
+            return
+        t, slots = self._tables, step.slots
+        note_sampled(t, step, sampled)
+        if drafts:
+            bound = min(int(t.host_len[slots].max()), t.max_len)
+            self._kernel(t.history, t.seq_len, step.slots_d, bound, self._rules, t.drafts.tokens,
+                         drafts)
+
+    def release(self, slots: I32) -> None:
+        """Nothing is kept by slots."""
+
+
+def note_sampled(t: SlotTables, step: InputBatch, sampled: Array) -> None:
+    """Writes what a step has sampled to the texts. Rows behind the last accepted one write past the
+    end of theirs, which lies over them."""
+    rows = len(step.positions)
+    t.history[step.row_slots_d, step.positions] = t.arrays.narrow(sampled[:rows])
 
 
 class TextProposer:
@@ -56,8 +96,7 @@ class TextProposer:
         if sampled is None:
             return
         t, slots = self._tables, step.slots
-        # Rows behind the last accepted one write past the end of the text, which lies over them.
-        self._history[step.row_slots_d, step.positions] = sampled
+        note_sampled(t, step, sampled)
         if self.earlier is not None:
             self.earlier.sampled(slots)
         if not drafts:
@@ -81,16 +120,19 @@ class TextProposer:
 
 
 def text_proposers(config: SpeculationConfig, tables: SlotTables) -> dict[str, Proposer]:
-    """The proposers by text that are asked for, by method."""
-    asked = parse_speculative(config.speculative)
-    if tables.history is None or not isinstance(tables.arrays, HostArrays):
+    """The proposers by text that are asked for, by method; none where there is nothing to make
+    drafts with: a device without Triton."""
+    asked, arrays = parse_speculative(config.speculative), tables.arrays
+    if tables.history is None or (isinstance(arrays, DeviceArrays) and triton_fault(arrays.device)):
         return {}
     return {method: _proposer(config, method, rules_of(config, method, most), tables, asked.fixed)
             for method, most in asked.methods.items() if method in TEXT_METHODS}
 
 
 def _proposer(config: SpeculationConfig, method: str, rules: TextRules, tables: SlotTables,
-              fixed: bool) -> TextProposer:
+              fixed: bool) -> Proposer:
+    if isinstance(tables.arrays, DeviceArrays):
+        return DeviceTextProposer(tables, rules)
     kept = config.suffix_global_bytes if method == "suffix" else 0
     return TextProposer(tables, rules, fixed, AnswerStore(tables, rules, kept) if kept else None)
 

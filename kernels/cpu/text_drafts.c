@@ -5,7 +5,7 @@ enum { BINS = 16, PLACES = 32 };
 
 typedef struct {
     int32_t shortest, longest, most, votes;
-    double per_match, share;
+    float per_match, share;
 } Rules;
 
 typedef struct {
@@ -92,9 +92,9 @@ static int32_t matches(const Rules *r, const int32_t *text, int32_t len, int32_t
 /* Writes what follows on the places, as most of them have it, to `out`. Returns how many tokens. */
 static int follow(const Rules *r, const int32_t *text, int32_t len, int32_t matched,
                   int32_t *places, int found, int32_t *out) {
-    double share = 1;
+    const float fewest = r->share * (float)found, limit = r->per_match * (float)matched;
     int n = 0;
-    while (n < r->most && n < r->per_match * matched) {
+    while (n < r->most && (float)n < limit) {
         int most = 0;
         int32_t token = 0;
         for (int i = 0; i < found && 2 * most <= found; i++) {
@@ -105,8 +105,7 @@ static int follow(const Rules *r, const int32_t *text, int32_t len, int32_t matc
                                                      : out[places[j] + n - len]);
             if (votes > most) most = votes, token = own;
         }
-        share = share * most / found;
-        if (token < 0 || share < r->share) break;
+        if (token < 0 || (float)most < fewest) break;
         int kept = 0;
         for (int i = 0; i < found; i++)
             if (token == (places[i] + n < len ? text[places[i] + n] : out[places[i] + n - len]))
@@ -123,7 +122,7 @@ void text_drafts(const int32_t *text, int64_t width, int64_t slots, const int32_
                  const int32_t *rows, int64_t n, double *chances, int32_t *matched, int32_t *at,
                  int32_t *count, int32_t *tokens, int32_t *hits, int32_t *tests, int shortest,
                  int longest, int most, int votes, double per_match, double share, int threads) {
-    const Rules r = {shortest, longest, most, votes, per_match, share};
+    const Rules r = {shortest, longest, most, votes, (float)per_match, (float)share};
     const Guesses g = {matched, at, count, tokens, hits, tests};
     for (int64_t i = 0; i < n; i++)
         settle(&r, &g, slots, rows[i], text + rows[i] * width, lens[rows[i]]);
@@ -206,7 +205,7 @@ void earlier_drafts(int32_t *answers, int64_t *owner, int32_t *before, int32_t *
                     int32_t *count, int32_t *tokens, int32_t *hits, int32_t *tests, int shortest,
                     int longest, int most, int votes, double per_match, double share,
                     int threads) {
-    const Rules r = {shortest, longest, most, votes, per_match, share};
+    const Rules r = {shortest, longest, most, votes, (float)per_match, (float)share};
     const Guesses g = {matched, at, count, tokens, hits, tests};
     const Answers a = {answers, before, newest, owner, size, mask};
 #pragma omp parallel for schedule(dynamic, 4) num_threads(threads) if (n >= 16)

@@ -46,7 +46,8 @@ class TextRules(NamedTuple):
     per_match: float = 1e9
     """Tokens of a guess for each of the match, at most."""
     share: float = 0.0
-    """Share of the longest matches that must still agree with the guess."""
+    """Share of the longest matches that must still agree with the guess. (Products with it and
+    with `per_match` are float32's, so that all kernels have the same.)"""
 
     def bin_of(self, length: int) -> int:
         """The bin of a token that follows on a match of this length."""
@@ -161,13 +162,14 @@ def _matches(text: I32, rules: TextRules) -> tuple[int, list[int]]:
 def follow(text: list[int], length: int, places: list[int], rules: TextRules) -> list[int]:
     """What follows on these places of a text, as most of them have it; length: of the match. A
     token below 0 is an end."""
-    out, share = list[int](), 1.0
-    while len(out) < rules.most and len(out) < rules.per_match * length:
+    out = list[int]()
+    limit, fewest = (np.float32(rules.per_match) * np.float32(length),
+                     np.float32(rules.share) * np.float32(len(places)))
+    while len(out) < rules.most and len(out) < limit:
         whole = text + out
         following = [whole[place + len(out)] for place in places]
         token = max(following, key=following.count)  # of several the one that occurred last
-        share = share * following.count(token) / len(following)
-        if token < 0 or share < rules.share:
+        if token < 0 or following.count(token) < fewest:
             break
         places = [place for place, own in zip(places, following, strict=True) if own == token]
         out.append(token)

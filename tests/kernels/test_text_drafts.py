@@ -1,11 +1,16 @@
-"""Drafts from a sequence's own text: C against the reference, that against examples."""
+"""Drafts from a sequence's own text: C and Triton against the reference, that against examples."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
+from helpers_compile import compiled
 from numpy.typing import NDArray
 
+from actorium.kernels.backends import triton_fault
 from actorium.kernels.cpu import text_drafts_cpu
 from actorium.kernels.cpu.native_library import library
 from actorium.kernels.reference import text_drafts as reference
@@ -13,6 +18,21 @@ from actorium.kernels.reference.text_drafts import TextGuesses, TextRules, best_
 
 NGRAM = TextRules(2, 5, 4)
 SUFFIX = TextRules(1, 24, 8, True, 1.0, 0.1)
+DEVICES = [
+    pytest.param("cpu", marks=pytest.mark.skipif(
+        bool(triton_fault(torch.device("cpu"))), reason="there is no Triton that interprets")),
+    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="no CUDA device")])]
+COMPILED = """
+import torch
+from actorium.kernels.reference.text_drafts import TextRules
+from actorium.kernels.triton.text_drafts import text_drafts
+
+rows, drafts = torch.zeros(9, dtype=torch.int32), torch.zeros(9, 8, dtype=torch.int64)
+for votes in (False, True):
+    text_drafts(torch.zeros(9, 40_000, dtype=torch.int32), rows, rows, 32_768,
+                TextRules(2, 24, 8, votes, 1.0, 0.1), drafts, 5)
+"""
 
 
 def guess_of(text: list[int], rules: TextRules) -> list[int]:
@@ -102,6 +122,47 @@ def test_c_is_the_reference(rules: TextRules) -> None:
             for own in guesses:
                 own.forget(rows[:3])
     assert total > 1000
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("block", [32, 1024])
+@pytest.mark.parametrize("rules", [
+    NGRAM, SUFFIX, SUFFIX._replace(longest=200, per_match=9.0, share=0.0),
+    SUFFIX._replace(shortest=2, longest=3, per_match=2.5, share=0.4)])
+def test_triton_is_the_reference(rules: TextRules, block: int, device: str,
+                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    """Texts of one block and of many, and of one token again and again; any number of drafts."""
+    pytest.importorskip("triton")
+    from actorium.kernels.triton import text_drafts as kernels
+    monkeypatch.setattr(kernels, "BLOCK", block)
+    rng, slots, total = np.random.default_rng(5), 24, 0
+    text = _texts(rng, slots, 400) + 1  # 0 is what is not drafted
+    text[3] = text[4, ::2] = 7
+    text_d = torch.from_numpy(text).to(device)
+    for step in range(4):
+        lens = rng.integers(1, 400, slots).astype(np.int32)
+        lens[3:5] = 399 - step, 390 + step
+        lens[:3] = 1, 2, 400
+        rows = rng.permutation(slots)[:slots - step].astype(np.int32)
+        count = rules.most - step % 3
+        drafts = torch.full((slots, rules.most), -1, device=device)
+        lens_d, rows_d = (torch.from_numpy(own).to(device) for own in (lens, rows))
+        kernels.text_drafts(text_d, lens_d, rows_d, 400, rules, drafts, count)
+        guesses, found = TextGuesses(slots, count), drafts.cpu().numpy()
+        reference.text_drafts(text, lens, rows, guesses, rules._replace(most=count))
+        for slot in range(slots):
+            want = guesses.tokens[slot].copy() if slot in rows else np.full(count, -1)
+            if slot in rows:
+                want[guesses.count[slot]:] = 0
+            assert found[slot, :count].tolist() == want.tolist(), (step, slot, lens[slot])
+        assert (found[:, count:] == -1).all()
+        total += int(guesses.count.sum())
+    assert total > 100
+
+
+@pytest.mark.slow
+def test_it_compiles(tmp_path: Path) -> None:
+    assert compiled(COMPILED, tmp_path) == ["_matches", "_follow"] * 2
 
 
 def _texts(rng: np.random.Generator, slots: int, width: int) -> NDArray[np.int32]:

@@ -46,6 +46,7 @@ from actorium.gpu.models.registry import load_model
 from actorium.gpu.plan.graph_memory import batch_sizes, graph_shapes
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.staging import DeviceArrays
+from actorium.gpu.step.text_proposer import text_proposers
 from actorium.tools.cli import main
 
 pytestmark = pytest.mark.usefixtures("as_on_a_device")
@@ -130,6 +131,24 @@ def test_own_drafts_from_verifying_to_drafting(make: Callable[[str], Any], draft
                              force=(0.7, 0.4))
         graphs = with_graphs(runner, [2, 5], (1, drafts + 1)) if captured else None
         ring, got = play(runner, kind, 12, budget=40, speculative=f"mtp:{drafts},fixed")
+        runs.append((told(got), ring.core.health().gauges["spec_decode_num_accepted_tokens"]))
+    assert runs[0] == runs[1] and runs[0][1] > 0
+    assert graphs is not None and graphs.replays >= 10
+
+
+@pytest.mark.parametrize("method", ["suffix", pytest.param("ngram", marks=pytest.mark.slow)])
+def test_drafts_of_the_text_behind_graphs(make: Callable[[str], Any], method: str) -> None:
+    """What a graph has sampled is taken into the text, and drafts of it are verified in the next
+    one."""
+    pytest.importorskip("triton")
+    runs = []
+    for captured in (False, True):
+        runner = make_runner(make("attention"), 2, slots=6, arrays=DeviceArrays, force=(0.7, 0.4))
+        runner.tables.keep_history()
+        runner.proposers = text_proposers(SpeculationConfig(
+            speculative=f"{method}:2", prompt_lookup_min=1), runner.tables)
+        graphs = with_graphs(runner, [2, 5], (1, 3)) if captured else None
+        ring, got = play(runner, "truncated", 12, budget=40, speculative=f"{method}:2,fixed")
         runs.append((told(got), ring.core.health().gauges["spec_decode_num_accepted_tokens"]))
     assert runs[0] == runs[1] and runs[0][1] > 0
     assert graphs is not None and graphs.replays >= 10

@@ -36,6 +36,7 @@ from actorium.actors.messages import TokenRules
 from actorium.actors.params import ResolvedParams
 from actorium.actors.structured.grammar import json_grammar
 from actorium.gpu.step.runner import ModelRunner
+from actorium.gpu.step.staging import DeviceArrays, HostArrays
 from actorium.gpu.step.text_proposer import text_proposers
 
 SLOTS, MOST, STOP_AT = 18, 3, 9
@@ -73,10 +74,10 @@ def by_guesses(model: Any) -> ModelRunner:
     return runner
 
 
-def by_text(model: Any, method: str, earlier: int = 0) -> ModelRunner:
+def by_text(model: Any, method: str, earlier: int = 0, arrays: Any = HostArrays) -> ModelRunner:
     """Drafts of the sequence's own text, wherever its last tokens occurred before, and of so many
-    bytes of earlier answers."""
-    runner = make_runner(model, MOST, None, SLOTS, checkpoints=4)
+    bytes of earlier answers; arrays: `DeviceArrays` for the kernels of a device."""
+    runner = make_runner(model, MOST, None, SLOTS, checkpoints=4, arrays=arrays)
     runner.tables.keep_history()
     runner.proposers = texts_of(runner, method, earlier)
     return runner
@@ -123,6 +124,10 @@ MAKERS = {
     "suffix": Maker(tuple(MODELS), partial(by_text, method="suffix")),
     "suffix, earlier answers": Maker(tuple(MODELS), partial(
         by_text, method="suffix", earlier=1 << 20)),
+    "ngram, on a device": Maker(("plain", "hybrid"), partial(
+        by_text, method="ngram", arrays=DeviceArrays)),
+    "suffix, on a device": Maker(("windows", "experts"), partial(
+        by_text, method="suffix", arrays=DeviceArrays)),
     "grammar": Maker(tuple(MODELS),
                      lambda model: make_runner(model, MOST, None, SLOTS, checkpoints=4)),
     "several": Maker(("hybrid", "windows"), by_several)}

@@ -314,3 +314,18 @@ def test_forms_of_the_samplers_kernels_do_not_depend_on_the_number_of_rows(vocab
             logprobs(logits, own, 0)
             mask(logits, own.int(), torch.zeros(rows, -(-vocab // 32), dtype=torch.int32))
     assert len(forms.found) == 3
+
+
+@pytest.mark.parametrize("votes", [False, True])
+def test_forms_of_drafts_by_text_do_not_depend_on_the_step(votes: bool) -> None:
+    from actorium.kernels.reference.text_drafts import TextRules
+    from actorium.kernels.triton.text_drafts import text_drafts
+
+    forms = Forms()
+    history, drafts = torch.ones(40, 4100, dtype=torch.int32), torch.zeros(40, 8, dtype=torch.int64)
+    lens, slots = torch.full((40,), 9, dtype=torch.int32), torch.arange(40, dtype=torch.int32)
+    with forms.recording():
+        for first, rows, bound, count in ((0, 1, 9, 1), (1, 2, 16, 8), (3, 33, 4096, 5)):
+            text_drafts(history, lens, slots[first:first + rows], bound,
+                        TextRules(2, 24, 8, votes, 1.0, 0.1), drafts, count)
+    assert len(forms.found) == 2
