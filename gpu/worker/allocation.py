@@ -35,7 +35,7 @@ from actorium.gpu.step.logits_processing import LogitsProcessing
 from actorium.gpu.step.pools import make_draft_pool, make_pools
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.speculation import Proposer, make_proposers
-from actorium.gpu.step.staging import device_arrays
+from actorium.gpu.step.staging import HostArrays, device_arrays
 from actorium.gpu.step.states import StatePool
 from actorium.gpu.step.tables import SlotTables
 from actorium.gpu.step.text_proposer import text_proposers
@@ -116,7 +116,8 @@ def _proposers(config: Config, model: LoadedModel, pages: int, tables: SlotTable
         shape, pages, size, kv_dtype(asked, model.dtype), model.device), tables)
     proposers |= eagle_proposers(
         model, eagle_pool(model, pages, size, kv_dtype(asked, model.dtype)), tables)
-    proposers |= text_proposers(config.speculation, tables)
+    if config.device.kernels != "torch" or isinstance(tables.arrays, HostArrays):
+        proposers |= text_proposers(config.speculation, tables)  # a device's kernels are Triton's
     if (draft := model.draft_model) is not None:
         pool = make_draft_model_pool(draft.shape, pages, size, kv_dtype(asked, draft.dtype),
                                      draft.device)
