@@ -116,7 +116,7 @@ def run_scenario(run: Callable[..., Rows], prog: str, argv: Sequence[str]) -> No
     target: Path | None = None if own_file else options.pop("json")
     positional = [options.pop(name) for name, own in inspect.signature(run).parameters.items()
                   if passed_on and own.kind is own.POSITIONAL_OR_KEYWORD]
-    result: dict[str, Any] = {"scenario": prog, "options": [*argv], "machine": machine(),
+    result: dict[str, Any] = {"scenario": prog, "options": shown_words(argv), "machine": machine(),
                               "rows": []}
     for row in run(*positional, *more, **options):
         print(as_text(row), flush=True)
@@ -124,6 +124,12 @@ def run_scenario(run: Callable[..., Rows], prog: str, argv: Sequence[str]) -> No
         result["machine"]["load"][1] = load()
         if target is not None:
             write_json(target, result)
+
+
+def shown_words(argv: Sequence[str]) -> list[str]:
+    """Returns the words of a command line; of absolute paths their last part, since figures are
+    published, and folders of the machine are not."""
+    return [Path(word).name if word.startswith("/") else word for word in argv]
 
 
 # --- output ---------------------------------------------------------------------------------------

@@ -66,6 +66,12 @@ def test_a_scenario_that_fails_has_written_its_rows(tmp_path: Path) -> None:
     assert found["options"][:2] == ["x", "--loud"] and found["machine"]["processor"]
 
 
+def test_figures_name_no_folder_of_the_machine(tmp_path: Path) -> None:
+    asked(counted, f"x --where {tmp_path}/y", tmp_path / "a.json")
+    found = (tmp_path / "a.json").read_text()
+    assert json.loads(found)["options"] == ["x", "--where", "y", "--json", "a.json"]
+
+
 def test_contenders_take_turns_and_another_goes_first_each_time() -> None:
     order: list[str] = []
 
