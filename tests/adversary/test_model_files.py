@@ -250,14 +250,20 @@ def test_indices(tmp_path: Path, tried: Any, amount: Any) -> None:
 
 
 def test_a_file_that_shrinks_while_it_is_served(tmp_path: Path, tried: Any) -> None:
-    """The worker has it mapped, as torch takes weights, and dies of SIGBUS; the engine ends by
-    that in one line, at once."""
+    """The worker has it mapped, where its tensors have addresses that torch's products want, and
+    dies of SIGBUS; the engine ends by that in one line, at once."""
     path = demo(tmp_path)
+    weights = path / "model.safetensors"
+    data = weights.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    more = -(8 + size) % 64
+    weights.write_bytes((size + more).to_bytes(8, "little") + data[8:8 + size] + b" " * more
+                        + data[8 + size:])
     with short_dir() as base:
         cli = Cli(str(base))
         with cli.serve(str(path), "--device", "cpu", "--kernels", "torch",
                        "--no-restart") as process:
-            os.truncate(path / "model.safetensors", 5000)
+            os.truncate(weights, 5000)
             with pytest.raises(EngineUnavailable), Client(str(base / cli.entries()[0])) as client:
                 client.generate("hello", SamplingParams(max_tokens=8))
             _, said = process.communicate(timeout=60)

@@ -17,6 +17,7 @@ from actorium.actors.config.tree import SpeculationConfig
 from actorium.actors.messages import StepResult
 from actorium.actors.params import ResolvedParams
 from actorium.actors.scheduler.step_results import BadResult
+from actorium.gpu.step import text_proposer
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.staging import DeviceArrays
 from actorium.gpu.step.text_proposer import text_proposers
@@ -128,6 +129,10 @@ def test_a_result_that_counts_wrong_is_refused(model: Any, lie: Callable[[bytes]
         ring.run()
 
 
-def test_nothing_is_made_on_a_device(model: Any) -> None:
-    """Where the host does not know the tokens in time; the worker refuses the method then."""
+def test_nothing_is_made_on_a_device_without_triton(model: Any,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker refuses the method then."""
+    pytest.importorskip("triton")
+    assert runner_of(model, "ngram:4", arrays=DeviceArrays).proposers
+    monkeypatch.setattr(text_proposer, "triton_fault", lambda device: "there is no Triton")
     assert not runner_of(model, "ngram:4", arrays=DeviceArrays).proposers
