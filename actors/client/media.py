@@ -148,11 +148,12 @@ def _upload(item: Image | Video, param: str) -> MediaUpload:
 
 def is_loaded(request: Request) -> bool:
     """Returns whether the request can be sent as it is."""
-    return not _wants_ids(request) and all(isinstance(key, bytes) for key in request.media) and not any(
+    media = all(isinstance(key, bytes) for key in request.media) and not any(
         _content(turn) is not None if isinstance(turn, dict)
         else isinstance(turn, ChatMessage) and not isinstance(turn.content, str)
         and any(isinstance(part, MediaUpload) for part in turn.content)
         for turn in request.messages or ())
+    return media and not _wants_ids(request)
 
 
 def _wants_ids(request: Request) -> bool:
@@ -163,8 +164,8 @@ def _wants_ids(request: Request) -> bool:
 
 async def load_media(session: ClientSession, request: Request) -> Request:
     """The request with the keys of its images and videos, which have been prepared, and with token
-    ids for a text whose hidden states are asked for. Raises `InvalidRequest` naming the part at fault, `QueueFull`, `DeadlineExceeded` and
-    `EngineUnavailable`."""
+    ids for a text whose hidden states are asked for. Raises `InvalidRequest` naming the part at
+    fault, `QueueFull`, `DeadlineExceeded` and `EngineUnavailable`."""
     if _wants_ids(request):
         text = str(request.prompt)
         answer = await session.call(TOKENIZER, lambda rid: Tokenize(rid, text), request.timeout)

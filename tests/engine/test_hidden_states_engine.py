@@ -130,6 +130,13 @@ def test_hidden_states_of_completions() -> None:
             "Last-Event-ID": events[1][0]}).text)
         assert len(rest) < len(events) and rest[-1][1]["meta_info"]["hidden_states"] \
             == whole["meta_info"]["hidden_states"]
+        gateway = next(a.pid for a in client.status().actors if a.role.startswith("gateway"))
+        with http.stream("POST", "/generate", json=body) as answer:
+            lines = answer.iter_lines()
+            parts = [next(lines)]
+            os.kill(gateway, signal.SIGKILL)  # its successor goes on with both requests
+            parts += lines
+        assert parts[-2] == "data: [DONE]" and sum('"hidden_states":' in one for one in parts) == 1
         refused = http.post("/inference/v1/generate", json={"token_ids": ids, "sampling_params": {
             "hidden_states": [0]}})
         assert refused.status_code == 400 and "hidden_states" in refused.text

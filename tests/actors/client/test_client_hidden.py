@@ -1,4 +1,4 @@
-"""Hidden states of completions in the client's core: asked for behind each choice, by its tokens."""
+"""Hidden states of completions in the client's core: asked for when a choice has ended."""
 
 from __future__ import annotations
 
@@ -141,8 +141,8 @@ def test_they_outlive_the_client_as_their_request_does(adopt: bool) -> None:
         assert asked.resume_seconds == 5.0
         return
     assert asked.adopt, "another client may have asked already"
-    core.on_message(TextBatch([Delta(asked.rid, 0, 0, "", b"", finish_reason="error", error=Rejected(
-        asked.rid, "unknown_request", "none"))]), 2.0)
+    unknown = Rejected(asked.rid, "unknown_request", "none")
+    core.on_message(delta(asked.rid, 0, [], "error", error=unknown), 2.0)
     (asked,) = sent(core, 2.0)
     assert isinstance(asked, Generate), "nobody had"
 
