@@ -143,6 +143,12 @@ def test_hidden_states_of_completions() -> None:
         with pytest.raises(InvalidRequest, match="hidden_states: .* or lower max_tokens"):
             client.generate(ids, SamplingParams(max_tokens=1000, hidden_states=(0,) * 1000))
 
+        norm = np.array(client.get_weights("model.norm.weight", most=9999)["values"], np.float32)
+        client.update_weights({"model.norm.weight": norm * 2}, version=7)
+        changed = http.post("/generate", json=body | {"stream": False}).json()
+        assert changed["meta_info"]["hidden_states_version"] == "7"
+        check(changed["output_ids"], read(changed["meta_info"]["hidden_states"]), (-1,))
+
         pids = {actor.role: actor.pid for actor in client.status().actors}
         params = SamplingParams(max_tokens=12, temperature=0, hidden_states=LAYERS)
         mortal = ["worker-0", "scheduler", "detokenizer"]
