@@ -7,17 +7,25 @@ import json
 import os
 import signal
 from base64 import b64decode
+from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
 import msgspec
 import numpy as np
 import pytest
+import torch
+from helpers_adapters import merged, toy_adapter
+from helpers_deepseek import add_mtp
+from helpers_hybrid import DENSE, write_hybrid
+from helpers_models import write_checkpoint
+from helpers_runtime import short_dir
 from helpers_served import serving
 from safetensors.numpy import load
 
-from actorium.actors.client.requests import Request
+from actorium.actors.client.requests import Completion, Request
 from actorium.actors.errors import InvalidRequest
+from actorium.actors.launcher.engine import Engine
 from actorium.actors.messages import Pooled
 from actorium.actors.params import PoolingParams, SamplingParams
 
@@ -162,3 +170,47 @@ def streamed(text: str) -> list[tuple[str, Any]]:
     """(id, content) of each event."""
     parts = [part.partition("\ndata: ") for part in text.split("\n\n") if "\ndata: {" in part]
     return [(head.removeprefix("id: "), json.loads(content)) for head, _, content in parts]
+
+
+LAYERED = SamplingParams(max_tokens=9, temperature=0, hidden_states=(0, 1, -1))
+PROMPTS = [[5, 9, 100, 33, 7], list(range(3, 60))]
+
+
+def assert_as_transformers(model: Any, prompt: list[int], one: Completion) -> None:
+    with torch.no_grad():
+        rows = model(torch.tensor([prompt + one.token_ids]), output_hidden_states=True)
+    want = torch.stack([rows.hidden_states[layer][0] for layer in (0, 1, -1)], 1)
+    assert one.pooled is not None
+    torch.testing.assert_close(torch.tensor(one.pooled.array()), want, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_completions_of_two_ranks_and_of_an_adapter(tmp_path: Path, ranks: int) -> None:
+    model = write_checkpoint(tmp_path / "model", "LlamaForCausalLM", num_hidden_layers=2)
+    models = {None: model, "a": merged(model, toy_adapter(model, tmp_path / "a", seed=1))}
+    with short_dir() as base, Engine(
+            tmp_path / "model", device="cpu", dtype="float32", skip_tokenizer=True, threads=1,
+            tensor_parallel_size=ranks, run_dir=str(base), max_num_batched_tokens=32,
+            enable_lora=True, lora_modules=[f"a={tmp_path / 'a'}"],
+            enable_return_hidden_states=True) as engine:
+        for name, own in models.items():
+            told = engine.client.generate(PROMPTS, LAYERED, adapter=name)
+            for prompt, one in zip(PROMPTS, told, strict=True):
+                assert_as_transformers(own, prompt, one)
+
+
+@pytest.mark.slow
+def test_completions_of_a_hybrid_with_drafts(tmp_path: Path) -> None:
+    oracle = write_hybrid(tmp_path, DENSE, 5, torch.float32, mtp_num_hidden_layers=1, head_dim=32,
+                          layer_types=["linear_attention", "full_attention"] * 2,
+                          num_hidden_layers=4)
+    add_mtp(tmp_path, oracle)
+    with short_dir() as base, Engine(
+            tmp_path, device="cpu", dtype="float32", skip_tokenizer=True, threads=2,
+            run_dir=str(base), speculative="mtp:2,fixed", enable_return_hidden_states=True
+            ) as engine:
+        told = engine.client.generate(PROMPTS, LAYERED)
+    assert sum(one.usage.draft_tokens for one in told)
+    for prompt, one in zip(PROMPTS, told, strict=True):
+        assert_as_transformers(oracle, prompt, one)
