@@ -421,6 +421,8 @@ class Pooled(Struct, frozen=True, array_like=True, gc=False):
     """The numbers, little-endian."""
     dtype: Literal["F32", "F16", "BF16"] = "F32"
     """Of `data`, by safetensors' name: of hidden states, the model's."""
+    weight_version: Count = 0
+    """Of the weights that computed it."""
 
     def array(self) -> NDArray[Any]:
         """Returns the numbers: f32[*shape], or f16. bf16, which numpy does not have, as f32."""

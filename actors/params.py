@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
@@ -43,6 +43,9 @@ MAX_CHOICES = 1024
 MAX_DIMENSIONS = 1 << 20
 MAX_HIDDEN_LAYERS = 1024
 """Layers whose hidden states a request may ask for, and the highest number of one."""
+HiddenLayers: TypeAlias = Annotated[
+    tuple[Annotated[int, Meta(ge=-MAX_HIDDEN_LAYERS, le=MAX_HIDDEN_LAYERS)], ...],
+    Meta(max_length=MAX_HIDDEN_LAYERS)]
 MAX_PROCESSORS = 8
 """Logits processors of one request."""
 MAX_PROCESSOR_NAME = 256
@@ -188,6 +191,9 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
     routed_experts: bool = False
     """Which experts each layer of a mixture of experts chose for each token of the prompt and the
     completion (docs/rollouts.md). Nothing of the prompt then comes from the prefix cache."""
+    hidden_states: tuple[int, ...] = ()
+    """Layers, numbered as `PoolingParams.layers`, of which the hidden states of every token of
+    prompt and completion are wanted (docs/pooling.md). They are computed once it has ended."""
     thinking_token_budget: int | None = None
     """The most tokens of the completion's thoughts: behind these the text that ends a thought is
     written, and the model goes on with its answer. None = no limit, as is max_tokens or more."""
@@ -216,6 +222,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
             raise ValueError("top_p: must be above 0")
         if self.repetition_penalty is not None and self.repetition_penalty <= 0:
             raise ValueError("repetition_penalty: must be above 0")
+        _check_layers("hidden_states", self.hidden_states)
         self._check_lists()
         self._check_tokens()
         if self.structured is not None:
@@ -293,10 +300,7 @@ class PoolingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
             raise ValueError(f"layers: for hidden_states alone, the task is {self.task}")
         if self.use_activation is not None and self.task == "hidden_states":
             raise ValueError("use_activation: not of hidden_states")
-        if len(self.layers) > MAX_HIDDEN_LAYERS:
-            raise ValueError(f"layers: at most {MAX_HIDDEN_LAYERS}, got {len(self.layers)}")
-        for layer in self.layers:
-            _check_range("layers", layer, -MAX_HIDDEN_LAYERS, MAX_HIDDEN_LAYERS)
+        _check_layers("layers", self.layers)
 
 
 _RANGES: tuple[tuple[str, float, float], ...] = (
@@ -324,6 +328,13 @@ def _check_range(name: str, value: Any, low: float, high: float) -> None:
         raise ValueError(f"{name}: must be a number, got {type(value).__name__}")
     if math.isnan(value) or not low <= value <= high:
         raise ValueError(f"{name}: must be between {low} and {high}, got {value}")
+
+
+def _check_layers(name: str, layers: Sequence[int]) -> None:
+    if len(layers) > MAX_HIDDEN_LAYERS:
+        raise ValueError(f"{name}: at most {MAX_HIDDEN_LAYERS}, got {len(layers)}")
+    for layer in layers:
+        _check_range(name, layer, -MAX_HIDDEN_LAYERS, MAX_HIDDEN_LAYERS)
 
 
 def _check_processors(calls: list[ProcessorCall]) -> None:
@@ -381,6 +392,9 @@ class ResolvedParams(Struct, frozen=True, array_like=True, forbid_unknown_fields
     processors: Annotated[tuple[ProcessorCall, ...], Meta(max_length=MAX_PROCESSORS)] = ()
     """Logits processors, in the order in which they are applied."""
     routed_experts: bool = False
+    hidden_states: HiddenLayers = ()
+    """For the check alone that they will fit into a message: the client asks for them at the end.
+    """
 
 
 class ResolvedPooling(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -397,8 +411,7 @@ class ResolvedPooling(Struct, frozen=True, array_like=True, forbid_unknown_field
     pair_start: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     """Index of the first token that belongs to the second text, for models that tell the two texts
     apart; 0 = there is none."""
-    layers: Annotated[tuple[Annotated[int, Meta(ge=-MAX_HIDDEN_LAYERS, le=MAX_HIDDEN_LAYERS)], ...],
-                      Meta(max_length=MAX_HIDDEN_LAYERS)] = ()
+    layers: HiddenLayers = ()
     """See `PoolingParams.layers`; none but of hidden_states."""
 
 

@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+import msgspec
 
 from actorium.actors.client.pending import (
     DETOKENIZER,
@@ -17,8 +20,14 @@ from actorium.actors.client.pending import (
     PendingCall,
     PendingRequest,
 )
-from actorium.actors.client.requests import Request, check_tenant, encode, encode_request
-from actorium.actors.errors import Aborted, ActoriumError, from_code
+from actorium.actors.client.requests import (
+    Request,
+    check_tenant,
+    encode,
+    encode_request,
+    hidden_request,
+)
+from actorium.actors.errors import Aborted, ActoriumError, QueueFull, from_code
 from actorium.actors.messages import (
     Abort,
     Accepted,
@@ -39,6 +48,8 @@ ABORT_AGAIN = 1.0
 RESENT_AT_ONCE, RESENT_BYTES = 256, 4 << 20
 """The most that is sent again at once; the rest is `RESEND_PAUSE` seconds later."""
 RESEND_PAUSE = 0.02
+QUEUE_AGAIN = 1.0
+"""Seconds after which hidden states are asked for again where the queue was full."""
 MAX_ABORTED = 1024
 """Aborted requests that are remembered for that."""
 
@@ -85,8 +96,39 @@ class ClientCore:
                 tenant = self._tenant if request.tenant is None else request.tenant
                 frame = encode(Resume(rid, True, tenant), "rid")
                 pending.adopt(frame, resumable.must_exist)
+        if request.params is not None and request.params.hidden_states:
+            pending.on_text = partial(self._ask_hidden, pending, request)
         self._add(pending)
         return pending, frame
+
+    def _ask_hidden(self, item: PendingRequest, request: Request, last: Delta, tokens: list[int],
+                    now: float) -> None:
+        """Asks for the hidden states of a choice that has ended; its last delta waits for them."""
+        try:
+            asked, _ = self.submit(hidden_request(
+                request, item.rid, last.index, tokens, item.deadline - GRACE - now), now, False)
+        except ActoriumError as error:
+            item.fail(error)
+            return
+        item.hidden_rids[last.index] = asked.rid
+        asked.on_done = partial(self._on_hidden, item, last, partial(
+            self._ask_hidden, item, request, last, tokens, now + QUEUE_AGAIN))
+        asked.due = now
+        self.next_resend = min(self.next_resend, now)
+
+    def _on_hidden(self, item: PendingRequest, last: Delta, again: Callable[[], None],
+                   asked: PendingRequest) -> None:
+        """Hands out the last delta of a choice: without hidden states if they were aborted."""
+        if isinstance(asked.error, QueueFull) and not item.done:
+            again()  # the completion is not to be lost
+            return
+        if asked.error is None:
+            last = msgspec.structs.replace(last, pooled=asked.completions()[0].pooled)
+        elif not isinstance(asked.error, Aborted):
+            item.fail(asked.error)
+        if not item.done:
+            item.complete(last)
+        self._notify(item)
 
     def _supersede(self, rid: str) -> None:
         """Ends, at this client only, the earlier request of a rid that is used again."""
@@ -114,13 +156,20 @@ class ClientCore:
 
     def forget(self, rid: str, now: float = 0.0) -> bool:
         """Stops waiting; True if it had not ended, so that an Abort is due."""
-        item = self.waiting.pop(rid, None)
+        item = self.waiting.get(rid)
         if isinstance(item, PendingRequest) and not item.done:
             self.aborting(rid, now)
+        self.waiting.pop(rid, None)
         return item is not None and not item.done
 
     def aborting(self, rid: str, now: float) -> None:
-        """An abort is being sent; should the request go on, it is sent again."""
+        """An abort is being sent; should the request go on, it is sent again. What was asked for on
+        its behalf is aborted with it."""
+        item = self.waiting.get(rid)
+        for asked in item.hidden_rids.values() if isinstance(item, PendingRequest) else ():
+            if asked in self.waiting:
+                self._aborts_again.append(Abort(asked))
+                self.next_resend = min(self.next_resend, now)
         self._aborted[rid] = now
         if len(self._aborted) > MAX_ABORTED:
             del self._aborted[next(iter(self._aborted))]
@@ -176,8 +225,8 @@ class ClientCore:
         return None
 
     def _notify(self, item: PendingRequest | PendingCall) -> None:
-        if item.done:
-            self.waiting.pop(item.rid, None)
+        if item.done and self.waiting.get(item.rid) is item:
+            del self.waiting[item.rid]
         if item.notify is not None:
             item.notify()
 

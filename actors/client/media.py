@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
+from array import array
 from collections.abc import Sequence
 from time import monotonic
 from typing import Any, TypeAlias
@@ -16,7 +17,7 @@ from actorium.actors.client.requests import Request, check_messages, encode, enc
 from actorium.actors.client.session import ClientSession
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.media.media_messages import MAX_MEDIA_MESSAGE, CancelMedia, LoadMedia
-from actorium.actors.messages import ChatMessage, ServerInfo, TurnPart
+from actorium.actors.messages import ChatMessage, ServerInfo, Tokenize, TurnPart
 
 SCHEMES = ("data:", "http://", "https://", "file:")
 Source: TypeAlias = Any
@@ -147,17 +148,28 @@ def _upload(item: Image | Video, param: str) -> MediaUpload:
 
 def is_loaded(request: Request) -> bool:
     """Returns whether the request can be sent as it is."""
-    return all(isinstance(key, bytes) for key in request.media) and not any(
+    media = all(isinstance(key, bytes) for key in request.media) and not any(
         _content(turn) is not None if isinstance(turn, dict)
         else isinstance(turn, ChatMessage) and not isinstance(turn.content, str)
         and any(isinstance(part, MediaUpload) for part in turn.content)
         for turn in request.messages or ())
+    return media and not _wants_ids(request)
+
+
+def _wants_ids(request: Request) -> bool:
+    """Returns whether the client must know the prompt's tokens: to ask for their hidden states."""
+    return isinstance(request.prompt, str) and bool(
+        request.prompt and getattr(request.params, "hidden_states", ()))
 
 
 async def load_media(session: ClientSession, request: Request) -> Request:
-    """The request with the keys of its images and videos, which have been prepared. Raises
-    `InvalidRequest` naming the part at fault, `QueueFull`, `DeadlineExceeded` and
-    `EngineUnavailable`."""
+    """The request with the keys of its images and videos, which have been prepared, and with token
+    ids for a text whose hidden states are asked for. Raises `InvalidRequest` naming the part at
+    fault, `QueueFull`, `DeadlineExceeded` and `EngineUnavailable`."""
+    if _wants_ids(request):
+        text = str(request.prompt)
+        answer = await session.call(TOKENIZER, lambda rid: Tokenize(rid, text), request.timeout)
+        return msgspec.structs.replace(request, prompt=array("i", answer.tokens).tolist())
     media: list[Any] = list(request.media)
     turns = None if request.messages is None else turns_of(request.messages)
     for at, turn in enumerate(turns or ()):

@@ -19,6 +19,8 @@ from actorium.actors.client.requests import Completion, StreamDelta, merge_delta
 from actorium.actors.errors import ActoriumError, UnknownRequest, from_code
 from actorium.actors.messages import Delta, TokenLogprob, Usage
 
+COMPLETED = ("stop", "length")
+"""Finish reasons of choices that are whole."""
 TOKENIZER, DETOKENIZER = "tokenizer.front", "detokenizer.front"
 WATCHDOG = "watchdog.front"
 MEDIA = "media.front"
@@ -45,7 +47,8 @@ class ChoiceState:
         self.num_tokens = 0
         self.num_chars = 0
         self.texts: list[str] = []
-        """These and the lists below stay empty where the request is streamed."""
+        """These and the lists below stay empty where the request is streamed (but for the tokens
+        whose hidden states are wanted)."""
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] | None = None
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
@@ -115,6 +118,11 @@ class PendingRequest(PendingItem):
         self._must_exist = False
         self._resumed_at = -math.inf
         self.on_done: Callable[[PendingRequest], None] | None = None
+        self.on_text: Callable[[Delta, list[int], float], None] | None = None
+        """Called with the last delta of each choice and all its tokens, where hidden states of
+        these are wanted. `complete` is called with it once they are there."""
+        self.hidden_rids: dict[int, str] = {}
+        """Requests for hidden states, by the choice."""
 
     def adopt(self, frame: bytes, must_exist: bool) -> None:
         """It may be known to the engine already: `frame` is sent first. must_exist: otherwise it
@@ -175,6 +183,17 @@ class PendingRequest(PendingItem):
                 self.due = min(self.due, max(now, self._resumed_at + GAP_AGAIN))
             return
         self.first_at = self.first_at or (now if delta.tokens else 0.0)
+        if self.on_text is None or delta.finish_reason not in COMPLETED:
+            self.complete(delta)
+        elif delta.index not in self.hidden_rids:
+            self.on_text(delta, choice.token_ids[:delta.start]
+                         + array("i", delta.tokens).tolist(), now)
+            if len(self.hidden_rids) == len(self.choices):
+                self.due = math.inf  # nothing of itself is missing any more
+
+    def complete(self, delta: Delta) -> None:
+        """Takes a delta that follows on what has come, with all that belongs to it."""
+        choice = self.choices[delta.index]
         self._apply(choice, delta)
         if delta.finish_reason is not None:
             choice.last = delta
@@ -206,6 +225,8 @@ class PendingRequest(PendingItem):
         """Hands out or keeps what is new of the delta."""
         prompt_logprobs = None if choice.has_prompt_logprobs else delta.prompt_logprobs
         choice.has_prompt_logprobs = choice.has_prompt_logprobs or prompt_logprobs is not None
+        if not self.streaming or self.on_text is not None:
+            choice.token_ids += tokens
         if self.streaming:
             if tokens or text or prompt_logprobs or delta.finish_reason is not None:
                 self.deltas.append(StreamDelta(
@@ -218,7 +239,6 @@ class PendingRequest(PendingItem):
                     self.deltas = deque(merge_deltas(self.deltas))
             return
         choice.texts.append(text)
-        choice.token_ids += tokens
         if logprobs is not None:
             choice.logprobs = (choice.logprobs or []) + logprobs
         if prompt_logprobs is not None:

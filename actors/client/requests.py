@@ -122,7 +122,8 @@ class Completion(Struct, frozen=True, kw_only=True):
     """Number of the choice, 0..n-1."""
     rid: str = ""
     pooled: Pooled | None = None
-    """What `Request.pooling` asks for; there is no text then."""
+    """What `Request.pooling` asks for; there is no text then. Or the hidden states of prompt and
+    completion, if asked for."""
     weight_versions: list[tuple[int, int]] = []
     """(number of the first token, version) of each run of tokens that one version of the model's
     weights has made, where these were changed (`update_weights`); version 0 is left out in front.
@@ -146,11 +147,33 @@ class StreamDelta(Struct, frozen=True, kw_only=True):
     index: int = 0
     rid: str = ""
     pooled: Pooled | None = None
-    """Set with finish_reason "stop", if asked for."""
+    """Set with finish_reason, if asked for; see `Completion`."""
     weight_versions: list[tuple[int, int]] = []
     """Set with finish_reason; see `Completion`."""
     routed_experts: RoutedExperts | None = None
     """Set with finish_reason, if asked for; see `Completion`."""
+
+
+def hidden_rid(rid: str, index: int) -> str:
+    """Returns the rid of the request for the hidden states of a request's choice: another name, of
+    the same question (see `Resumable`)."""
+    name, dot, question = rid.partition(".")
+    return f"{name}-h{index}{dot}{question}"
+
+
+def hidden_request(request: Request, rid: str, index: int, tokens: list[int],
+                   seconds: float) -> Request:
+    """Returns the request for the hidden states of a choice that has ended. rid: of `request`,
+    whose prompt is token ids; tokens: the choice's; seconds: that are left, inf = any number."""
+    assert request.params is not None and request.prompt is not None
+    own = request.resumable or NOT_RESUMABLE
+    return msgspec.structs.replace(
+        request, prompt=[*request.prompt, *tokens], params=None,
+        pooling=PoolingParams(task="hidden_states", layers=tuple(request.params.hidden_states)),
+        timeout=None if math.isinf(seconds) else max(seconds, 0.001),
+        resumable=msgspec.structs.replace(
+            own, rid=hidden_rid(rid, index), must_exist=False,
+            adopt=request.resumable is not None and own.adopt))
 
 
 def merge_deltas(deltas: Iterable[StreamDelta]) -> list[StreamDelta]:
@@ -183,6 +206,10 @@ def encode_request(rid: str, request: Request, tenant: str = "") -> tuple[bytes,
     prompt, resumable = request.prompt, request.resumable or NOT_RESUMABLE
     if (prompt is None) == (request.messages is None):
         raise InvalidRequest("prompt: exactly one of prompt and messages is needed", "prompt")
+    if params.hidden_states and (prompt is None or request.media
+                                 or request.truncate_prompt_tokens is not None):
+        raise InvalidRequest("hidden_states: of a prompt of text or token ids alone, without "
+                             "truncate_prompt_tokens", "hidden_states")
     text = prompt if isinstance(prompt, str) else None
     if text == "":
         raise InvalidRequest("prompt: must not be empty", "prompt")

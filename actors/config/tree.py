@@ -75,8 +75,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """How prompts are pooled, in place of what the checkpoint says: `pooling_type` (LAST, MEAN or
     CLS), `normalize`, `use_activation`; as vLLM's JSON."""
     enable_return_hidden_states: bool = False
-    """Let requests ask for hidden states of prompts (docs/pooling.md). Whoever may send requests
-    then reads what the layers compute."""
+    """Let requests ask for hidden states (docs/pooling.md). Whoever may send requests then reads
+    what the layers compute."""
     max_model_len: int | None = None
     """Longest sequence, prompt and completion together; default: the model's own limit."""
     strict_max_tokens: bool = False

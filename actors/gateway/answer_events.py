@@ -32,7 +32,7 @@ from actorium.actors.gateway.parsers.parts import (
     merge_parts,
 )
 from actorium.actors.gateway.parsers.thoughts import ReasoningTokenCounter
-from actorium.actors.messages import RoutedExperts, TokenLogprob, Usage
+from actorium.actors.messages import Pooled, RoutedExperts, TokenLogprob, Usage
 
 STOP, LENGTH, TOOL_CALLS, ABORT = "stop", "length", "tool_calls", "abort"
 """Finish reasons of events, which are OpenAI's and "abort"."""
@@ -62,6 +62,8 @@ class ChoiceEvents(Struct, frozen=True):
     stop_reason: str | int | None
     routed_experts: RoutedExperts | None = None
     """Set with finish_reason, if asked for."""
+    pooled: Pooled | None = None
+    """Set with finish_reason: hidden states, if asked for."""
 
     @property
     def text(self) -> str:
@@ -175,7 +177,8 @@ class ChoiceReader:
             else self._custom_calls.add(kept, last=reason is not None)
         return ChoiceEvents(
             delta.index, shown, delta.token_ids, delta.logprobs, delta.prompt_logprobs,
-            self._has_answer, self._reason(reason), delta.stop_reason, delta.routed_experts)
+            self._has_answer, self._reason(reason), delta.stop_reason, delta.routed_experts,
+            delta.pooled)
 
     def _keeps(self, part: MessagePart) -> bool:
         if isinstance(part, ReasoningPart):

@@ -154,7 +154,8 @@ class RequestLifecycle:
     def _cap(self, request: RequestState, worker: Ready) -> None:
         """Lowers max_tokens to what the worker can hold; a sequence that is longer already (from a
         worker with more room) ends at once, with `length`."""
-        request.cap(max_sequence_tokens(worker, self.state.kv_cache))
+        request.cap(max_sequence_tokens(worker, self.state.kv_cache,
+                                        bool(request.params.hidden_states)))
         for sequence in list(request.live.values()):
             if len(request.prompt) + len(sequence.emitted) >= sequence.end:
                 self._finish(sequence, SequenceEvent(sid=sequence.sid, finish_reason="length"))

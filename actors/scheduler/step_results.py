@@ -320,8 +320,9 @@ def _finish_pooled(state: SchedulerState, record: PlanRecord, result: StepResult
             continue
         with state.guard.of(sequence.request):
             state.finish(sequence)
-            news[sequence.sid] = {"cached_tokens": sequence.cached_len, "finish_reason": "stop",
-                                  "pooled": pooled} | (
+            news[sequence.sid] = {
+                "cached_tokens": sequence.cached_len, "finish_reason": "stop",
+                "pooled": msgspec.structs.replace(pooled, weight_version=state.weights)} | (
                 {"weights": (0, state.weights)} if state.weights else {})
             ended.append(sequence)
     return ended

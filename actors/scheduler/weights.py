@@ -180,8 +180,11 @@ class WeightsControl:
         state.admits = NONE if stops else BEGUN
         if in_flight:
             return
-        if call.mode == "retract":
-            while (sequence := state.table.latest()) is not None:
+        order = state.table.order
+        for sequence in sorted((own for own in state.table.sequences if own is not None and stops),
+                               key=lambda own: -order[own.slot]):
+            # What is pooled is of one version: its rows so far are computed again.
+            if call.mode == "retract" or sequence.pooled:
                 state.preempt(sequence, "weights")
         if stops or not any(request.begun for request in state.requests.values()):
             self._stage, state.admits = TAKING, NONE

@@ -87,15 +87,8 @@ def check_request(request: RequestState, worker: Ready, kv_cache: KVCacheManager
     capacity, pooling = kv_cache.capacity(window), request.submit.pooling
     if pooling is not None and pooling.task not in worker.pooling:
         return Rejection("invalid_request", f"task: the model does not serve {pooling.task}")
-    if pooling is not None and pooling.layers:
-        layers, width, number = worker.hidden_states
-        if wrong := [own for own in pooling.layers if not -layers - 1 <= own <= layers]:
-            return Rejection("invalid_request", f"layers: must be between -{layers + 1} and "
-                             f"{layers}, got {wrong[0]}")
-        if (size := length * len(pooling.layers) * width * number) > MAX_RESULT:
-            return Rejection("invalid_request", f"layers: {len(pooling.layers)} of {length} tokens "
-                             f"are {size:,} bytes, the limit of a result is {MAX_RESULT:,}: ask "
-                             "for fewer layers at a time")
+    if (why := _check_hidden(request, worker)) is not None:
+        return why
     if length + (pooling is None) > worker.max_model_len:
         more = " and one to generate" if pooling is None else ""
         return Rejection("context_overflow", f"prompt: {length} tokens{more} exceed "
@@ -112,10 +105,31 @@ def check_request(request: RequestState, worker: Ready, kv_cache: KVCacheManager
     return None
 
 
-def max_sequence_tokens(worker: Ready, kv_cache: KVCacheManager) -> int:
-    """Returns how many tokens prompt and completion of a sequence may have together.
+def _check_hidden(request: RequestState, worker: Ready) -> Rejection | None:
+    """As `check_request`, of the hidden states that are wanted of its tokens, those of the longest
+    completion included."""
+    pooling, tokens = request.submit.pooling, len(request.prompt)
+    if pooling is not None:
+        field, wanted, more = "layers", pooling.layers, ""
+    else:
+        field, wanted, more = "hidden_states", request.params.hidden_states, ", or lower max_tokens"
+        tokens = min(tokens + request.params.max_tokens, worker.max_model_len)
+    layers, width, number = worker.hidden_states
+    if wrong := [own for own in wanted if not -layers - 1 <= own <= layers]:
+        return Rejection("invalid_request", f"{field}: must be between -{layers + 1} and "
+                         f"{layers}, got {wrong[0]}")
+    if (size := tokens * len(wanted) * width * number) > MAX_RESULT:
+        return Rejection("invalid_request", f"{field}: {len(wanted)} of {tokens} tokens are "
+                         f"{size:,} bytes, the limit of a result is {MAX_RESULT:,}: ask for fewer "
+                         f"layers at a time{more}")
+    return None
+
+
+def max_sequence_tokens(worker: Ready, kv_cache: KVCacheManager, whole: bool = False) -> int:
+    """Returns how many tokens prompt and completion of a sequence may have together. whole: the
+    last token is computed as well, when hidden states are asked for.
 
     Alone in the pool a sequence of length n needs pages for n-1 tokens, for n where drafts are
     made.
     """
-    return min(worker.max_model_len, kv_cache.capacity(1 + worker.drafts) + 1)
+    return min(worker.max_model_len, kv_cache.capacity(1 + worker.drafts) + (not whole))

@@ -144,6 +144,7 @@ def resolve(params: SamplingParams, facts: ModelFacts, prompt_tokens: int,
         prompt_logprobs=-1 if params.prompt_logprobs is None else params.prompt_logprobs,
         logprob_ids=tuple(dict.fromkeys(params.logprob_token_ids or ())),
         routed_experts=params.routed_experts,
+        hidden_states=tuple(params.hidden_states),
         masked=bool(params.structured or params.allowed_token_ids or params.bad_words
                     or params.thought_limit(max_tokens) is not None),
         processors=processors,

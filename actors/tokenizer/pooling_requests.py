@@ -25,6 +25,9 @@ def check_task(message: Generate, facts: ModelFacts) -> None:
                              if wanted == "generate" else
                              f"task: the model does not serve {wanted}, but {', '.join(served)}",
                              "task")
+    if message.params.hidden_states and "hidden_states" not in served:
+        raise InvalidRequest("hidden_states: the engine gives none without "
+                             "--enable-return-hidden-states", "hidden_states")
     if message.text_pair is not None and (message.text is None or wanted != "classify"):
         raise InvalidRequest("text_pair: with a prompt of text and the task classify", "text_pair")
     if message.pooling is None or facts.pooling is None:

@@ -76,6 +76,8 @@ class InferenceBody(Struct, kw_only=True):
                 raise bad_field(name, "not supported")
         if self.stream_options is not None and not self.stream:
             raise bad_field("stream_options", "only with stream=true")
+        if self.sampling_params.hidden_states:
+            raise bad_field("sampling_params.hidden_states", "not supported here, but by /generate")
         if not self.token_ids:
             raise bad_field("token_ids", "must not be empty")
 

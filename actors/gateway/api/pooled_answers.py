@@ -212,8 +212,8 @@ def _json_parts(vector: Pooled, form: VectorForm) -> Iterator[bytes]:
 def check_hidden(prompts: int, field: str) -> None:
     """Raises `HttpError` where hidden states of so many prompts are asked for at once."""
     if prompts > MAX_HIDDEN_PROMPTS:
-        raise bad_field(field, f"at most {MAX_HIDDEN_PROMPTS} where hidden states are asked for, "
-                        f"got {prompts}")
+        raise bad_field(field, f"at most {MAX_HIDDEN_PROMPTS} texts where hidden states are asked "
+                        f"for, got {prompts}")
 
 
 def shown_hidden(found: Pooled) -> str:

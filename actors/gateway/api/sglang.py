@@ -21,7 +21,7 @@ from actorium.actors.gateway.answer_events import (
     DeltaReader,
 )
 from actorium.actors.gateway.api import answers
-from actorium.actors.gateway.api.pooled_answers import check_hidden, shown_hidden
+from actorium.actors.gateway.api.pooled_answers import HIDDEN_STATES, check_hidden, shown_hidden
 from actorium.actors.gateway.api.sglang_body import (
     DEFAULT_NEW_TOKENS,
     HIDDEN_FIELD,
@@ -36,8 +36,8 @@ from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError, bad_field
 from actorium.actors.gateway.http.replies import JsonReply, sse_event
 from actorium.actors.gateway.served_model import ServedModel
-from actorium.actors.messages import Pooled, TokenLogprob, Usage
-from actorium.actors.params import SamplingParams
+from actorium.actors.messages import TokenLogprob, Usage
+from actorium.actors.params import PoolingParams, SamplingParams
 
 Prompt = str | list[int]
 FIRST_VERSION = "default"
@@ -65,8 +65,6 @@ class GenerateOutput:
         self._logprobs: list[TokenLogprob] = []
         self._prompt: list[TokenLogprob | None] = []
         self._last: ChoiceEvents | None = None
-        self.hidden: Pooled | None = None
-        """The prompt's hidden states."""
 
     def add(self, events: ChoiceEvents) -> None:
         """Adds events. Raises `HttpError` on a place that is not in the prompt."""
@@ -100,8 +98,9 @@ class GenerateOutput:
             meta |= _speculation(used)
             if self._last.routed_experts is not None:
                 meta["routed_experts"] = answers.experts_int32(self._last.routed_experts)
-            if self.hidden is not None:
-                meta["hidden_states"] = shown_hidden(self.hidden)
+            if (hidden := self._last.pooled) is not None:
+                meta["hidden_states"] = shown_hidden(hidden)
+                meta["hidden_states_version"] = shown_version(hidden.weight_version)
             if seconds is not None:
                 meta["e2e_latency"] = seconds
         return meta
@@ -197,19 +196,20 @@ class GenerateTurn(HttpTurn):
     def engine_fields(self) -> dict[str, str]:
         return {"prompt": "text" if self.body.input_ids is None else "input_ids",
                 "routed_experts": "return_routed_experts", "layers": HIDDEN_FIELD,
-                "task": HIDDEN_FIELD}
+                "hidden_states": HIDDEN_FIELD}
 
     @property
     def shows_token_texts(self) -> bool:
         return self.body.return_text_in_logprobs and any(one.wanted for one in self._options)
 
     async def requests(self) -> list[Request]:
-        body, made = self.body, []
-        if body.return_hidden_states:
-            check_hidden(len(self._prompts), HIDDEN_FIELD)
+        body, made, layers = self.body, [], self.body.hidden_layers
+        if layers:
+            self._check_hidden()
         for i, prompt in enumerate(self._prompts):
             sampling, options = self._samplings[i], self._options[i]
-            ids = await self._ids(prompt) if sampling.unlimited or options.start == 0 else None
+            wants_ids = sampling.unlimited or options.start == 0 or layers
+            ids = await self._ids(prompt) if wants_ids else None
             params = self._params(sampling, options, ids, self._processors[i])
             prompt_only = params.max_tokens == 0
             if prompt_only:
@@ -218,20 +218,31 @@ class GenerateTurn(HttpTurn):
                 GenerateOutput(label, options, self._text_of(), prompt_only,
                                ids[0] if ids else None)
                 for label in self._labels[i * self._n:(i + 1) * self._n]]
-            hidden = body.hidden_states
-            if hidden is not None and hidden.task not in self.model.tasks:
-                raise bad_field(HIDDEN_FIELD, "needs --enable-return-hidden-states")
-            if hidden is not None and not (prompt_only and self._n == 1):
-                raise bad_field(HIDDEN_FIELD, "of prompts alone, with sampling_params."
-                                "max_new_tokens=0 and n=1: of a completion ask again, its tokens "
-                                "behind the prompt's")
-            made.append(Request(prompt=prompt if ids is None else ids, pooling=hidden,
-                                params=None if hidden else params,
+            pooling = None
+            if layers and prompt_only:
+                pooling = self._of_prompt(params, layers)
+            elif layers:
+                params = msgspec.structs.replace(params, hidden_states=layers)
+            made.append(Request(prompt=prompt if ids is None else ids, pooling=pooling,
+                                params=None if pooling else params,
                                 timeout=body.timeout, tenant=self.call.tenant,
                                 priority=body.priority, cache_salt=self._salts[i],
                                 adapter=self._adapters[i]))
         self.call.labels = self._labels
         return made
+
+    def _check_hidden(self) -> None:
+        """Raises `HttpError` where hidden states cannot be given, or not of so many choices."""
+        if HIDDEN_STATES not in self.model.tasks:
+            raise bad_field(HIDDEN_FIELD, "needs --enable-return-hidden-states")
+        check_hidden(len(self._labels), HIDDEN_FIELD)
+
+    def _of_prompt(self, params: SamplingParams, layers: tuple[int, ...]) -> PoolingParams:
+        """Returns what is asked for where nothing is completed. Raises `HttpError`."""
+        if params.n > 1 or params.logprobs is not None or params.routed_experts:
+            raise bad_field(HIDDEN_FIELD, "with max_new_tokens=0 not together with n above 1, "
+                            "return_logprob or return_routed_experts")
+        return PoolingParams(task=HIDDEN_STATES, layers=layers)
 
     async def _ids(self, prompt: Prompt) -> list[int]:
         return await self.engine.client.tokenize(prompt) if isinstance(prompt, str) else prompt
@@ -262,7 +273,6 @@ class GenerateTurn(HttpTurn):
         """Returns an object for each completion; an aborted one has its part so far."""
         async with self.call.stream(*requests) as stream:
             async for delta in stream:
-                self._outputs[delta.index].hidden = delta.pooled
                 for event in self.answer.read(delta):
                     if isinstance(event, ChoiceEvents):
                         self._outputs[event.index].add(event)

@@ -18,7 +18,7 @@ from actorium.actors.gateway.api.sampling_fields import (
     unsupported_in,
 )
 from actorium.actors.gateway.http.http_errors import HttpError, bad_field
-from actorium.actors.params import MAX_LOGPROBS, MAX_N, PoolingParams, SamplingParams, Structured
+from actorium.actors.params import MAX_LOGPROBS, MAX_N, SamplingParams, Structured
 
 DEFAULT_NEW_TOKENS = 128
 """SGLang's default limit."""
@@ -57,6 +57,8 @@ class SglangSampling(SamplingParams, frozen=True, kw_only=True, omit_defaults=Tr
         the name of the prompt's logits processor. Raises `HttpError`."""
         if self.custom_params and not processor:
             raise _bad("custom_params", "goes with custom_logit_processor")
+        if self.hidden_states:
+            raise _bad("hidden_states", f"by the name of {HIDDEN_FIELD}")
         given = {name: getattr(self, name) for name in SamplingParams.__struct_fields__}
         for theirs, ours in SAME.items():
             value = getattr(self, theirs)
@@ -126,9 +128,9 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """Name of the logits processor, of all prompts or of each; `custom_params` of the sampling
     parameters are its arguments."""
     return_hidden_states: bool | tuple[int, ...] = False
-    """Of the prompt alone, with max_new_tokens=0: base64 of a safetensors file with the tensor
-    hidden_states, [tokens, layers, hidden]. A list names layers, see `PoolingParams`; true = the
-    last one."""
+    """Of each token of prompt and completion, with max_new_tokens=0 of the prompt: base64 of a
+    safetensors file with the tensor hidden_states, [tokens, layers, hidden]. A list names layers,
+    see `PoolingParams`; true = the last one."""
     return_routed_experts: bool = False
     """Base64 of little-endian int32[tokens, layers, experts chosen], of all tokens but the last."""
     cache_salt: str | list[str] | None = None
@@ -156,18 +158,12 @@ class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
             value = getattr(self, name)
             if any(value) if isinstance(value, list) else value:
                 raise bad_field(name, "not supported")
-        if self.return_hidden_states and (
-                self.stream or self.return_routed_experts or self.return_logprob):
-            raise bad_field(HIDDEN_FIELD, "not in a stream, nor together with "
-                            "return_routed_experts or return_logprob")
 
     @property
-    def hidden_states(self) -> PoolingParams | None:
-        """Returns which hidden states are wanted of the prompts."""
-        if not (layers := self.return_hidden_states):
-            return None
-        return PoolingParams(task="hidden_states", layers=() if isinstance(layers, bool)
-                             else layers)
+    def hidden_layers(self) -> tuple[int, ...]:
+        """Returns the layers of which hidden states are wanted."""
+        layers = self.return_hidden_states
+        return layers if isinstance(layers, tuple) else (-1,) * layers
 
     def prompts(self, max_model_len: int) -> list[str | list[int]]:
         """Returns one or several prompts. Raises `HttpError`."""

@@ -143,7 +143,8 @@ class ChoiceBuffer:
         if end is not None:
             made = msgspec.structs.replace(made, finish_reason=end.finish_reason,
                                            stop_reason=end.stop_reason, usage=end.usage,
-                                           routed_experts=end.routed_experts)
+                                           routed_experts=end.routed_experts,
+                                           pooled=end.pooled)
         self.text, self.tokens = self.text[chars:], self.tokens[tokens:]
         self.logprobs = None if logprobs is None else logprobs[tokens:]
         self.prompt_logprobs = None

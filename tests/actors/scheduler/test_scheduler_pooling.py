@@ -164,3 +164,33 @@ def test_layers_and_sizes_that_cannot_be_had_are_refused(monkeypatch: pytest.Mon
         ring.run()
         (event,) = ring.of(rid)[0].events
         assert (event.error or "").startswith(why)
+
+
+def test_layers_of_a_completion_are_checked_before_it_is_made(monkeypatch: pytest.MonkeyPatch
+                                                              ) -> None:
+    """By the longest that it may become: a request is not to fail once it has its tokens."""
+    ring = Ring(config())
+    (heard,) = finish(ring, [1], max_tokens=3, hidden_states=(0, -1))
+    assert len(heard.tokens) == 3 and heard.pooled is None, "its client asks for them"
+    monkeypatch.setattr(worker_capacity, "MAX_RESULT", 100)
+    for layers, most, why in (((5,), 1, "hidden_states: must be between -5 and 4, got 5"),
+                              ((0,), 2, "hidden_states: 1 of 4 tokens are 128 bytes, the limit")):
+        rid = ring.submit(2, max_tokens=most, hidden_states=layers)
+        ring.run()
+        (event,) = ring.of(rid)[0].events
+        assert (event.error or "").startswith(why)
+
+
+def test_a_completion_leaves_room_for_its_last_token() -> None:
+    """Which is computed only where hidden states are asked for."""
+    lengths = []
+    for layers in ((), (-1,)):
+        ring = Ring(config(pool_tokens=80))
+        rid = ring.submit(list(range(20)), max_tokens=500, hidden_states=layers)
+        ring.run()
+        (heard,) = ring.of(rid)
+        lengths.append(len(heard.tokens))
+        rid = ring.submit([*range(20), *heard.tokens], pooling=HIDDEN)
+        ring.run()
+        assert (ring.of(rid)[0].pooled is not None) == bool(layers)
+    assert lengths[0] == lengths[1] + 1

@@ -32,6 +32,7 @@ from actorium.actors.messages import (
     WeightsOrder,
     WeightsSource,
 )
+from actorium.actors.params import ResolvedPooling
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.recovery.recovery_log import PriorRun
 from actorium.tools.null import null_worker
@@ -308,3 +309,20 @@ def test_a_sleeping_engine_refuses() -> None:
         ring.run()
         assert "the engine sleeps" in (answer(ring, call.rid) or {})["error"]["message"]
     assert isinstance(ring.worker.ready, Ready)
+
+
+@pytest.mark.parametrize("mode", ["keep", "retract", "wait"])
+def test_what_is_pooled_is_of_one_version(mode: str) -> None:
+    """A prompt whose chunks would be of two versions is computed anew by the later one."""
+    ring = Ring(config(chunk=16))
+    rid = ring.submit(160, pooling=ResolvedPooling("hidden_states", every_row=True, layers=(-1,)))
+    step(ring, 3)
+    order(ring, mode=mode)
+    ring.run()
+    (heard,) = ring.of(rid)
+    version = 0 if mode == "wait" else 1
+    assert heard.pooled is not None and heard.pooled.weight_version == version
+    assert runs_of(heard) == [(0, 1)] * version
+    plans = [plan for plan in ring.sent if isinstance(plan, StepPlan)]
+    assert sum(len(plan.admit) for plan in plans) == 1 + version
+    ring.assert_at_rest()

@@ -7,13 +7,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from helpers_text import Asked, byte_level, i4, ints, write_model
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
+from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import Accepted, Generate, Rejected, Submit
+from actorium.actors.models.pooling_shape import PoolingShape
 from actorium.actors.params import PoolingParams, PoolingTask, ResolvedPooling, SamplingParams
+from actorium.actors.tokenizer.defaults import ModelFacts, resolve
+from actorium.actors.tokenizer.pooling_requests import check_task
 
 LONGEST = 24
 NUMBERS = itertools.count()
@@ -131,3 +136,17 @@ def test_dimensions_are_within_the_width(tmp_path: Path) -> None:
         assert why in refusal(core, pooled("embed", text="a", dimensions=wrong))
     every = submitted(core, pooled("token_embed", text="a")).pooling
     assert every is not None and every.every_row
+
+
+def test_hidden_states_of_a_completion_need_the_flag() -> None:
+    params = SamplingParams(hidden_states=(0, -1))
+    message = Generate("r", params, text="a")
+    facts = ModelFacts(9, LONGEST, (), {}, True, pooling=PoolingShape(
+        tasks=("embed",), width=16, generates=True))
+    with pytest.raises(InvalidRequest, match="without --enable-return-hidden-states") as refused:
+        check_task(message, facts)
+    assert refused.value.param == "hidden_states"
+    assert facts.pooling is not None
+    check_task(message, msgspec.structs.replace(facts, pooling=msgspec.structs.replace(
+        facts.pooling, tasks=("embed", "hidden_states"))))
+    assert resolve(params, facts, 3).hidden_states == (0, -1)
