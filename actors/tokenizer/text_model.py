@@ -148,6 +148,14 @@ class TextModel:
             ids.append(self._end_id)
         return ids, [], whole.type_ids.index(1) if 1 in whole.type_ids else 0
 
+    def leading_tokens(self, text: str, special: bool) -> int:
+        """Returns how many tokens a prompt that begins with the text has for it, as
+        sentence-transformers counts them: those of the text alone, without a special token at their
+        end. special: the tokenizer adds its own."""
+        ids = self.encode_pair(text, None, None, None)[0] if special else self.encode(
+            text, False, "instruction")
+        return len(ids) - (ids[-1] in self._special_ids)
+
     def _literal(self, tokenizer: Tokenizer, text: str) -> Tokenizer:
         """Returns a tokenizer to which special tokens in a text are text: the same one, unless the
         text has some."""
