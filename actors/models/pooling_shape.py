@@ -135,6 +135,14 @@ def served_tasks(pooling: PoolingShape | None) -> list[str]:
     return [*["generate"] * pooling.generates, *pooling.tasks]
 
 
+def pooling_info(shape: PoolingShape | None) -> dict[str, Any]:
+    """Returns the fields of ServerInfo."""
+    return {"tasks": served_tasks(shape), "pooling": None if shape is None else {
+        "kind": shape.kind, "width": shape.width or None, "normalize": shape.normalize,
+        "labels": list(shape.labels), "activation": shape.activation,
+        "prompts": dict(shape.prompts), "answers": list(shape.answers)}}
+
+
 def read_pooling(path: Path, raw: dict[str, Any], model: ModelConfig) -> PoolingShape | None:
     """How the checkpoint in the folder `path` pools; raw: its config.json. None: it only generates.
 

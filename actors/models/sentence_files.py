@@ -1,5 +1,6 @@
-"""What sentence-transformers writes beside a checkpoint, as far as it needs no shapes: which modules
-there are, how long texts may be, what stands before them, and which tokens are answers."""
+"""What sentence-transformers writes beside a checkpoint: which modules there are, how long texts
+may be, what stands before them, which tokens are answers. (What rows go through: `pooling_shape`.)
+"""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def module_folder(where: Path, module: dict[str, Any]) -> Path:
     """Where a module of the file `where` has its settings. Raises `BadModel`."""
     folder = module.get("path", "")
     if not isinstance(folder, str) or "/" in folder or folder.startswith("."):
-        raise BadModel(f"{where}: path: must be a folder of the model, got {shown(folder)}", "model")
+        raise BadModel(f"{where}: path: must be a folder of the model, got {shown(folder)}",
+                       "model")
     return where.parent / folder
 
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os.path import commonprefix
-from typing import TYPE_CHECKING, Any
 
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import MAX_RESULT, Generate
-from actorium.actors.models.pooling_shape import PoolingShape, served_tasks
+from actorium.actors.models.pooling_shape import served_tasks
 from actorium.actors.params import ResolvedParams, ResolvedPooling, SamplingParams
 from actorium.actors.tokenizer.defaults import ModelFacts
-
-if TYPE_CHECKING:
-    from actorium.actors.tokenizer.text_model import TextModel
+from actorium.actors.tokenizer.text_model import TextModel
 
 NOTHING_SAMPLED = ResolvedParams(max_tokens=1, temperature=0.0)
 """Of a request that is pooled."""
@@ -88,11 +85,3 @@ def _instruction_tokens(message: Generate, model: TextModel, ids: Sequence[int])
     if count >= len(ids):
         raise InvalidRequest("prompt: nothing is left to pool behind the instruction", "prompt")
     return count
-
-
-def info(shape: PoolingShape | None) -> dict[str, Any]:
-    """Returns the fields of ServerInfo."""
-    return {"tasks": served_tasks(shape), "pooling": None if shape is None else {
-        "kind": shape.kind, "width": shape.width or None, "normalize": shape.normalize,
-        "labels": list(shape.labels), "activation": shape.activation,
-        "prompts": dict(shape.prompts), "answers": list(shape.answers)}}

@@ -20,12 +20,11 @@ from actorium.actors.media.prompt_media import open_prompt_media
 from actorium.actors.messages import MAX_CLIENT_MESSAGE_BYTES, MAX_TURNS, MediaItem
 from actorium.actors.models import model_dir as models
 from actorium.actors.models.fim_tokens import KEY, FimTokens, fim_tokens
-from actorium.actors.models.pooling_shape import read_pooling
+from actorium.actors.models.pooling_shape import pooling_info, read_pooling
 from actorium.actors.plugins.entry_points import usable
 from actorium.actors.plugins.logits_processors import ProcessorCalls, load_processors
 from actorium.actors.structured.grammar_validator import GrammarValidator
 from actorium.actors.tokenizer import chat_template as chat
-from actorium.actors.tokenizer import pooling_requests
 from actorium.actors.tokenizer.defaults import ModelFacts
 from actorium.actors.tokenizer.tokenizer_json import load_tokenizer
 
@@ -235,7 +234,7 @@ class TextModel:
             "has_tokenizer": self._tokenizer is not None,
             "fim_tokens": self.fim,
             **self._templates.info(),
-            **pooling_requests.info(self.facts.pooling),
+            **pooling_info(self.facts.pooling),
             "media": None if self.media is None else self.media.info(),
             "generation_defaults": self.facts.generation,
             "limits": {

@@ -95,6 +95,39 @@ def test_instructions_are_left_out_as_by_the_library(tmp_path: Path, prompt: str
     assert torch.nn.functional.cosine_similarity(whole, want).max() < 0.999, "it matters"
 
 
+PAIRS = ("{{ (messages | selectattr('role', 'eq', 'system') | map(attribute='content') | first) "
+         "or 'Judge.' }}{% for role in ['query', 'document'] %}<{{ role }}>: "
+         "{{ messages | selectattr('role', 'eq', role) | map(attribute='content') | first }}"
+         "{% endfor %} Answer:")
+
+
+@pytest.mark.parametrize("instruct", [None, "Find the cow"])
+def test_a_reranker_that_generates_has_the_library_s_scores(tmp_path: Path,
+                                                            instruct: str | None) -> None:
+    """A decoder with `LogitScore` behind it and a template for pairs, as Qwen3-Reranker."""
+    from helpers_models import write_checkpoint
+    from helpers_runtime import short_dir
+    from transformers import PreTrainedTokenizerFast
+
+    from actorium.actors.launcher.engine import Engine
+    from actorium.actors.models.model_dir import DEMO_MODEL
+
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(DEMO_MODEL / "tokenizer.json"),
+                                        pad_token="<pad>", eos_token="<eos>", chat_template=PAIRS)
+    write_checkpoint(tmp_path / "body", vocab_size=len(tokenizer) + 7)
+    tokenizer.save_pretrained(tmp_path / "body")
+    modules = pytest.importorskip("sentence_transformers.cross_encoder.modules")
+    body = pytest.importorskip(ST).Transformer(str(tmp_path / "body"),
+                                               transformer_task="text-generation")
+    model = library.CrossEncoder(modules=[body, modules.LogitScore(77, 5)], device="cpu")
+    model.save(str(tmp_path / "saved"))
+    want = model.predict([("what do cows eat?", text) for text in TEXTS], prompt=instruct)
+    with short_dir() as base, Engine(tmp_path / "saved", device="cpu", dtype="float32",
+                                     run_dir=str(base)) as engine:
+        found = engine.client.score("what do cows eat?", TEXTS, instruct=instruct)
+    assert found == pytest.approx(want.tolist(), abs=2e-5) and len(set(found)) == len(TEXTS)
+
+
 def test_what_else_the_library_writes_is_refused_by_name(tmp_path: Path) -> None:
     from actorium.actors.config.tree import ModelConfig
     from actorium.actors.errors import BadModel

@@ -102,6 +102,35 @@ def test_a_mean_may_leave_instructions_out(tmp_path: Path, mode: str, given: dic
     assert found is not None and found.skips_instruction is bool(given)
 
 
+def write_answers(path: Path, *kinds: str, **settings: Any) -> None:
+    """The modules of a reranker that generates."""
+    (path / "modules.json").write_text(json.dumps([
+        {"path": "" if kind == "Transformer" else "1_LogitScore", "type": f"library.{kind}"}
+        for kind in kinds]))
+    (path / "1_LogitScore").mkdir()
+    (path / "1_LogitScore" / "config.json").write_text(json.dumps(
+        {"true_token_id": 7, "false_token_id": 3, **settings}))
+
+
+def test_a_reranker_that_generates_names_its_answers(tmp_path: Path) -> None:
+    write_answers(tmp_path, "Transformer", "LogitScore")
+    found = shape(tmp_path, LLAMA)
+    assert found is not None and found.generates and found.answers == (7, 3)
+    assert shape(tmp_path, LLAMA, runner="generate") is None
+
+
+@pytest.mark.parametrize(("kinds", "settings", "why"), [
+    (["Transformer", "LogitScore"], {"false_token_id": None}, "must be two tokens, got .7, None"),
+    (["Transformer", "LogitScore"], {"false_token_id": 7}, "must be two tokens"),
+    (["Transformer", "LogitScore"], {"true_token_id": -1}, "must be two tokens"),
+    (["Transformer", "Dense", "LogitScore"], {}, "LogitScore is supported behind Transformer alo")])
+def test_answers_that_are_not_supported(tmp_path: Path, kinds: list[str],
+                                        settings: dict[str, Any], why: str) -> None:
+    write_answers(tmp_path, *kinds, **settings)
+    with pytest.raises(BadModel, match=why):
+        shape(tmp_path, LLAMA)
+
+
 GRITLM = {"architectures": ["GritLM"], "hidden_size": 64, "sliding_window": 8}
 PUBLISHED = {**GRITLM, "architectures": ["MistralForCausalLM"],
              "auto_map": {"AutoModelForCausalLM": "modeling_gritlm7b.MistralForCausalLM"}}
