@@ -81,7 +81,7 @@ def _instruction_tokens(message: Generate, model: TextModel, ids: Sequence[int])
                                         "instruction")
         mark = commonprefix([first[::-1], inner[::-1]])[::-1]
         count = next((i + len(mark) for i in range(len(ids) - len(mark) + 1)
-                      if list(ids[i:i + len(mark)]) == mark), 0)
+                      if mark and ids[i] == mark[0] and list(ids[i:i + len(mark)]) == mark), 0)
     if count >= len(ids):
         raise InvalidRequest("prompt: nothing is left to pool behind the instruction", "prompt")
     return count

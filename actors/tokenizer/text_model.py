@@ -151,9 +151,10 @@ class TextModel:
         """Returns how many tokens a prompt that begins with the text has for it, as
         sentence-transformers counts them: those of the text alone, without a special token at their
         end. special: the tokenizer adds its own."""
-        ids = self.encode_pair(text, None, None, None)[0] if special else self.encode(
-            text, False, "instruction")
-        return len(ids) - (ids[-1] in self._special_ids)
+        limit = self.facts.max_model_len
+        ids = self.encode_pair(text, None, None, limit)[0] if special else self.encode(
+            text, False, "instruction", limit)
+        return len(ids) - any(last in self._special_ids for last in ids[-1:])
 
     def _literal(self, tokenizer: Tokenizer, text: str) -> Tokenizer:
         """Returns a tokenizer to which special tokens in a text are text: the same one, unless the

@@ -161,6 +161,8 @@ def test_an_instruction_s_tokens_are_counted_without_the_special_one_at_its_end(
     assert skipped(core, tokens=i4([*alone, 7]), instruction=FIND) == len(alone)
     every = submitted(core, pooled("token_embed", text=FIND)).pooling
     assert every is not None and every.skipped == 0
+    assert refusal(core, pooled("embed", text=FIND * 999, instruction=FIND * 999,
+                                truncate_prompt_tokens=9)).startswith("context_overflow")
     assert refusal(core, pooled("embed", text="Where?", instruction=FIND)).endswith(
         "instruction: the prompt's text does not begin with it")
     for wrong in ({"tokens": i4(alone)}, {"text": f"{FIND}here", "truncate_prompt_tokens": 9}):
