@@ -290,10 +290,15 @@ class PoolingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
     """Of hidden_states, as transformers numbers its `hidden_states`: 0 = what goes into the first
     layer, i = what the i-th layer gives, the number of layers = the last rows behind the final
     norm; from the end, -1 is those. Empty = (-1,)."""
+    instruction: str = ""
+    """Of embed: how the prompt's text begins that says what the vector is for. Models that leave it
+    out of the mean of the rows (`include_prompt: false`) need it; others pool all of a prompt."""
 
     def check(self) -> None:
         """Raises `ValueError("<field>: <what is wrong>")`."""
         _check_range("dimensions", self.dimensions, 1, MAX_DIMENSIONS)
+        if self.instruction and self.task != "embed":
+            raise ValueError(f"instruction: for embed alone, the task is {self.task}")
         if self.dimensions is not None and self.task != "embed":
             raise ValueError(f"dimensions: for embed alone, the task is {self.task}")
         if self.layers and self.task != "hidden_states":
@@ -413,6 +418,8 @@ class ResolvedPooling(Struct, frozen=True, array_like=True, forbid_unknown_field
     apart; 0 = there is none."""
     layers: HiddenLayers = ()
     """See `PoolingParams.layers`; none but of hidden_states."""
+    skipped: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    """Tokens of the instruction that a prompt begins with, whose rows the mean leaves out."""
 
 
 class TextParams(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):

@@ -342,11 +342,12 @@ class ClientCalls:
         """Returns how well each document answers the query: by the score of a cross-encoder, the
         cosine of two vectors, or the probability that a model that generates says yes.
 
-        `instruct` is the query's purpose, of the last of these alone. The others are as in
+        `instruct` is the query's purpose, of the last of these, or of a model whose chat template
+        has pairs (roles query and document). The others are as in
         `generate`.
         """
-        scorer = PairScorer((await self.server_info()).get("tasks") or ["generate"],
-                            self._complete, self.tokenize, timeout=timeout, priority=priority,
+        scorer = PairScorer(await self.server_info(), self._complete, self.tokenize,
+                            timeout=timeout, priority=priority,
                             truncate_prompt_tokens=truncate_prompt_tokens)
         scores = await scorer.score([(query, document) for document in documents],
                                     ScoringOptions(instruct=instruct))

@@ -7,11 +7,15 @@
   for (Zhang et al., "Qwen3 Embedding", 2025), and the score is the softmax over the logits of "yes"
   and "no" at the last position. Log-probabilities differ from logits by what is the same for all
   tokens there, so theirs give the same softmax.
+
+A chat template with turns of the roles query and document makes the prompt of the first and the
+last kind, as sentence-transformers and vLLM write such templates; the purpose is its system turn.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from operator import mul
 from typing import Any, NamedTuple
@@ -38,7 +42,8 @@ class ScoringOptions(Struct, frozen=True, kw_only=True):
     """How pairs are scored, where that is not as the model does by itself."""
 
     instruct: str | None = None
-    """The purpose of the query, for a model that generates; None = `INSTRUCTION`."""
+    """The purpose of the query, for a model that generates or has a template for pairs; None = the
+    template's, else `INSTRUCTION`."""
     label_token_ids: list[int] | None = None
     """The tokens of yes and of no, for a model that generates; None = those of the two words."""
     use_activation: bool | None = None
@@ -56,9 +61,12 @@ class PairScores(NamedTuple):
 class PairScorer:
     """Scores pairs of a query and a document."""
 
-    def __init__(self, tasks: Sequence[str], run: Run, tokens: Tokens, **fields: Any) -> None:
-        """tasks: what the model can do (`server_info`); fields: of every `Request`."""
-        self._tasks, self._run, self._tokens, self._fields = tasks, run, tokens, fields
+    def __init__(self, info: dict[str, Any], run: Run, tokens: Tokens, **fields: Any) -> None:
+        """info: what the model can do (`server_info`); fields: of every `Request`."""
+        self._tasks: list[str] = info.get("tasks") or ["generate"]
+        self._answers: list[int] = (info.get("pooling") or {}).get("answers") or []
+        self._templated = takes_pairs(info.get("chat_template") or "")
+        self._run, self._tokens, self._fields = run, tokens, fields
 
     async def score(self, pairs: Sequence[tuple[str, str]], options: ScoringOptions) -> PairScores:
         """Returns the scores of (query, document) pairs. Raises `InvalidRequest` where the model
@@ -66,7 +74,8 @@ class PairScorer:
         tasks = self._tasks
         if "generate" in tasks:
             return await self._judged(pairs, options)
-        for name in ("instruct", "label_token_ids"):
+        templated = self._templated and "classify" in tasks
+        for name in ("instruct", "label_token_ids")[templated:]:
             if getattr(options, name) is not None:
                 raise InvalidRequest(f"{name}: only of a model that answers yes or no; this one is "
                                      f"for {', '.join(tasks)}", name)
@@ -84,8 +93,9 @@ class PairScorer:
                           options: ScoringOptions) -> PairScores:
         params = PoolingParams(task="classify", use_activation=options.use_activation)
         completions = await self._run([
-            Request(prompt=query, text_pair=document, pooling=params, **self._fields)
-            for query, document in pairs])
+            Request(pooling=params, **self._fields, **(
+                pair_turns(options.instruct, query, document) if self._templated else
+                {"prompt": query, "text_pair": document})) for query, document in pairs])
         scores = []
         for completion in completions:
             numbers = numbers_of(completion)
@@ -111,9 +121,9 @@ class PairScorer:
                                  "answers yes or no", "use_activation")
         labels = await self._labels(options.label_token_ids)
         params = label_params(labels)
-        purpose = options.instruct or INSTRUCTION
+        turns = pair_turns if self._templated else judging_prompt
         completions = await self._run([
-            Request(params=params, **judging_prompt(purpose, query, document), **self._fields)
+            Request(params=params, **turns(options.instruct, query, document), **self._fields)
             for query, document in pairs])
         scores = [softmax(label_values(completion, labels))[0] for completion in completions]
         return PairScores(scores, _prompt_tokens(completions))
@@ -126,6 +136,8 @@ class PairScorer:
                 raise InvalidRequest(f"label_token_ids: two of them, yes and no, got {len(given)}",
                                      "label_token_ids")
             return check_labels(given)
+        if self._answers:
+            return self._answers
         labels = []
         for word in (YES, NO):
             ids = await self._tokens(word, False)
@@ -150,10 +162,23 @@ def label_params(labels: list[int]) -> SamplingParams:
                           logprob_token_ids=labels or None)
 
 
-def judging_prompt(purpose: str, query: str, document: str) -> dict[str, Any]:
+def takes_pairs(template: str) -> bool:
+    """Returns whether a chat template has turns of the roles query and document."""
+    return all(re.search(rf"role.{{0,40}}[\"']{role}[\"']", template)
+               for role in ("query", "document"))
+
+
+def pair_turns(purpose: str | None, query: str, document: str) -> dict[str, Any]:
+    """Returns the prompt of such a template, which ends it by itself."""
+    turns = [("system", purpose)] * bool(purpose) + [("query", query), ("document", document)]
+    return {"messages": [{"role": role, "content": text} for role, text in turns],
+            "add_generation_prompt": False}
+
+
+def judging_prompt(purpose: str | None, query: str, document: str) -> dict[str, Any]:
     """Returns the prompt of Qwen3-Reranker, for the model's chat template, which ends it after an
     empty thought where it knows `enable_thinking`."""
-    asked = f"<Instruct>: {purpose}\n<Query>: {query}\n<Document>: {document}"
+    asked = f"<Instruct>: {purpose or INSTRUCTION}\n<Query>: {query}\n<Document>: {document}"
     return {"messages": [{"role": "system", "content": JUDGE}, {"role": "user", "content": asked}],
             "template_args": {"enable_thinking": False}}
 

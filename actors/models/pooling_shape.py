@@ -11,7 +11,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -19,9 +18,23 @@ from actorium.actors.config.tree import ModelConfig
 from actorium.actors.errors import BadConfig, BadModel, shown
 from actorium.actors.models.encoders import ENCODERS, attends_to_both_sides, encoder_family
 from actorium.actors.models.gguf_config import GGUF
+from actorium.actors.models.gritlm import (
+    GRITLM,
+    INSTRUCTION_END,
+    as_embedder,
+    completes,
+    is_gritlm,
+)
 from actorium.actors.models.model_classes import MAX_INT32, architecture
 from actorium.actors.models.model_dir import read_json, text_config
-from actorium.actors.models.model_files import MAX_JSON, read_file
+from actorium.actors.models.sentence_files import (
+    answer_tokens,
+    longest_text,
+    module_folder,
+    module_kind,
+    read_modules,
+    text_prompts,
+)
 from actorium.actors.params import PoolingTask
 
 PoolingKind = Literal["last", "mean", "cls"]
@@ -98,6 +111,12 @@ class PoolingShape(Struct, frozen=True, kw_only=True):
     """Texts are in lower case before they are encoded."""
     prompts: tuple[tuple[str, str], ...] = ()
     """(name, text) of what sentence-transformers puts before texts that are asked for by name."""
+    skips_instruction: bool = False
+    """The mean leaves out the rows of the instruction that a prompt begins with."""
+    instruction_end: str = ""
+    """Text that ends such an instruction; "" = a request says what it is."""
+    answers: tuple[int, ...] = ()
+    """The tokens of yes and of no, of a decoder that rates pairs of texts by them."""
 
     def every_row(self, task: PoolingTask) -> bool:
         """Whether the result depends on the rows of all tokens."""
@@ -116,16 +135,30 @@ def served_tasks(pooling: PoolingShape | None) -> list[str]:
     return [*["generate"] * pooling.generates, *pooling.tasks]
 
 
+def pooling_info(shape: PoolingShape | None) -> dict[str, Any]:
+    """Returns the fields of ServerInfo."""
+    return {"tasks": served_tasks(shape), "pooling": None if shape is None else {
+        "kind": shape.kind, "width": shape.width or None, "normalize": shape.normalize,
+        "labels": list(shape.labels), "activation": shape.activation,
+        "prompts": dict(shape.prompts), "answers": list(shape.answers)}}
+
+
 def read_pooling(path: Path, raw: dict[str, Any], model: ModelConfig) -> PoolingShape | None:
     """How the checkpoint in the folder `path` pools; raw: its config.json. None: it only generates.
 
     Raises `BadModel` naming file and field, and `BadConfig` for settings that do not fit.
     """
+    grit = is_gritlm(raw)
+    if grit and completes(raw, model):
+        return None
+    raw = as_embedder(raw)
     found = _of_class(path / "config.json", raw) or _of_modules(path, raw) or _of_encoder(
         path / "config.json", raw)
     if attends_to_both_sides(raw, architecture(raw)):
         found = replace(found or PoolingShape(tasks=VECTORS, kind="mean", width=_hidden(
             path / "config.json", raw)), causal=False)
+    if grit and found is not None:
+        found = replace(found, skips_instruction=True, instruction_end=INSTRUCTION_END)
     if model.runner == "generate":
         if found is not None:
             raise BadConfig(f"runner: {path.name} does not generate, its tasks are "
@@ -133,7 +166,8 @@ def read_pooling(path: Path, raw: dict[str, Any], model: ModelConfig) -> Pooling
         return None
     if found is None:
         found = PoolingShape(tasks=VECTORS, width=_hidden(path / "config.json", raw),
-                             generates=model.runner == "auto" and model.convert in ("auto", "none"))
+                             generates=model.runner == "auto" and model.convert in ("auto", "none"),
+                             answers=answer_tokens(path))
     if model.convert not in ("auto", "none") and model.convert not in found.tasks:
         raise BadConfig(f"convert: {path.name} has no weights for {model.convert}, its tasks are "
                         f"{', '.join(found.tasks)}", "model.convert")
@@ -145,6 +179,8 @@ def read_pooling(path: Path, raw: dict[str, Any], model: ModelConfig) -> Pooling
 def generating_class(name: str) -> str:
     """The class that has the layers of a class for pooling alone: Qwen3ForCausalLM of
     Qwen3ForSequenceClassification, BertModel of BertForMaskedLM; of others the name itself."""
+    if name == GRITLM:
+        return "MistralForCausalLM"
     if family := encoder_family(name):
         return f"{family}Model"
     parts = _class_parts(name)
@@ -271,24 +307,21 @@ def _hidden(where: Path, raw: dict[str, Any]) -> int:
 def _of_modules(path: Path, raw: dict[str, Any]) -> PoolingShape | None:
     """Transformer, Pooling, Dense layers, Normalize; without Pooling, each token has a vector."""
     where = path / "modules.json"
-    if not where.is_file():
+    if not where.is_file() or answer_tokens(path):
         return None
     kind: PoolingKind | None = None
-    width, normalize, dense = _hidden(path / "config.json", raw), False, list[DenseShape]()
-    for i, module in enumerate(_modules(where)):
-        name = str(module.get("type")).rpartition(".")[2]
-        folder = module.get("path", "")
-        if not isinstance(folder, str) or "/" in folder or folder.startswith("."):
-            raise BadModel(f"{where}: path: must be a folder of the model, got {shown(folder)}",
-                           "model")
+    normalize = skips = False
+    width, dense = _hidden(path / "config.json", raw), list[DenseShape]()
+    for i, module in enumerate(read_modules(where)):
+        name, folder = module_kind(module), module_folder(where, module)
         if (name == "Transformer") != (i == 0) or normalize or (
                 name == "Pooling" and (kind is not None or dense)):
             raise BadModel(f"{where}: {shown(module.get('type'))} at place {i}: only Transformer, "
                            "Pooling, Dense and Normalize are supported, in this order", "model")
         if name == "Pooling":
-            kind, width = _pooling(path / folder / "config.json", width)
+            kind, width, skips = _pooling(folder / "config.json", width)
         elif name == "Dense":
-            dense.append(_dense(path, folder, width, "token_embeddings" if kind is None
+            dense.append(_dense(folder, width, "token_embeddings" if kind is None
                                 else "sentence_embedding"))
             width = dense[-1].rows
         elif name == "Normalize":
@@ -300,25 +333,15 @@ def _of_modules(path: Path, raw: dict[str, Any]) -> PoolingShape | None:
     settings = read_json(path / "sentence_bert_config.json", optional=True)
     return PoolingShape(
         tasks=tasks, width=width, kind=kind or "last", normalize=normalize, dense=tuple(dense),
-        longest=_longest(path, settings), lower_case=settings.get("do_lower_case") is True,
-        prompts=_prompts(path))
-
-
-def _modules(where: Path) -> list[dict[str, Any]]:
-    try:
-        found = msgspec.json.decode(read_file(where, MAX_JSON), type=list[dict[str, Any]])
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise BadModel(f"model: {where} is no list of JSON objects: {error}", "model") from None
-    if not found:
-        raise BadModel(f"model: {where} names no module", "model")
-    return found
+        longest=longest_text(path, settings), lower_case=settings.get("do_lower_case") is True,
+        prompts=text_prompts(path), skips_instruction=skips)
 
 
 KINDS: dict[str, PoolingKind] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
 
 
-def _pooling(where: Path, hidden: int) -> tuple[PoolingKind, int]:
-    """The kind, and the width of a vector."""
+def _pooling(where: Path, hidden: int) -> tuple[PoolingKind, int, bool]:
+    """The kind, the width of a vector, and whether instructions are left out."""
     raw = read_json(where)
     given = raw.get("pooling_mode")
     modes = given if isinstance(given, list) else [given] if given else [
@@ -327,18 +350,19 @@ def _pooling(where: Path, hidden: int) -> tuple[PoolingKind, int]:
     if len(modes) != 1 or modes[0] not in KINDS:
         raise BadModel(f"{where}: pooling_mode: one of cls, mean and lasttoken is supported, got "
                        f"{shown(modes)}", "model")
-    if raw.get("include_prompt") is False:
-        raise BadModel(f"{where}: include_prompt: false is not supported", "model")
+    skips = raw.get("include_prompt") is False
+    if skips and modes[0] == "cls":  # versions of the library differ in which token it is then
+        raise BadModel(f"{where}: include_prompt: false is not supported with cls", "model")
     size = raw.get("word_embedding_dimension", raw.get("embedding_dimension", hidden))
     if not isinstance(size, int) or size < 1 or size != (hidden or size):
         raise BadModel(f"{where}: word_embedding_dimension: must be the hidden size {hidden}, got "
                        f"{shown(size)}", "model")
-    return KINDS[modes[0]], size
+    return KINDS[modes[0]], size, skips
 
 
-def _dense(path: Path, folder: str, columns: int, takes: str) -> DenseShape:
+def _dense(folder: Path, columns: int, takes: str) -> DenseShape:
     """takes: what the library calls its input."""
-    where = path / folder / "config.json"
+    where = folder / "config.json"
     raw = read_json(where)
     rows, found = raw.get("out_features"), raw.get("in_features")
     if not isinstance(rows, int) or not 0 < rows <= MAX_INT32 or found != columns:
@@ -351,23 +375,8 @@ def _dense(path: Path, folder: str, columns: int, takes: str) -> DenseShape:
     activation = ACTIVATIONS.get(named.rpartition(".")[2])
     if activation is None:
         raise BadModel(f"{where}: activation_function: {shown(named)} is not supported", "model")
-    return DenseShape("linear", rows, columns, raw.get("bias", True) is True, activation, folder)
-
-
-def _longest(path: Path, settings: dict[str, Any]) -> int | None:
-    """The longest text: older versions of the library write it down themselves, newer ones leave it
-    to the tokenizer's settings, where a huge number stands for none."""
-    tokenizer = read_json(path / "tokenizer_config.json", optional=True)
-    for found in (settings.get("max_seq_length"), tokenizer.get("model_max_length")):
-        if isinstance(found, int) and 0 < found <= MAX_INT32:
-            return found
-    return None
-
-
-def _prompts(path: Path) -> tuple[tuple[str, str], ...]:
-    found = read_json(path / "config_sentence_transformers.json", optional=True).get("prompts")
-    pairs = found.items() if isinstance(found, dict) else ()
-    return tuple((name, text) for name, text in pairs if isinstance(text, str))
+    return DenseShape("linear", rows, columns, raw.get("bias", True) is True, activation,
+                      folder.name)
 
 
 # --- settings ------------------------------------------------------------------------------------

@@ -359,7 +359,7 @@ class TokenizerCore(Core):
         if prompt is None:
             return
         ids = prompt.ids
-        pooling = resolve_pooling(message, model.facts, len(ids), prompt.pair_start)
+        pooling = resolve_pooling(message, model, ids, prompt.pair_start)
         resolved = NOTHING_SAMPLED if pooling is not None else defaults.resolve(
             message.params, model.facts, len(ids),
             model.processors.resolved(message.params.logits_processors))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from os.path import commonprefix
 
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import MAX_RESULT, Generate
-from actorium.actors.models.pooling_shape import PoolingShape, served_tasks
+from actorium.actors.models.pooling_shape import served_tasks
 from actorium.actors.params import ResolvedParams, ResolvedPooling, SamplingParams
 from actorium.actors.tokenizer.defaults import ModelFacts
+from actorium.actors.tokenizer.text_model import TextModel
 
 NOTHING_SAMPLED = ResolvedParams(max_tokens=1, temperature=0.0)
 """Of a request that is pooled."""
@@ -41,13 +43,16 @@ def check_task(message: Generate, facts: ModelFacts) -> None:
     if (message.pooling.dimensions or 0) > facts.pooling.width:  # of 0, which is not known, too
         raise InvalidRequest(f"dimensions: {message.pooling.dimensions} are more than the model's "
                              f"vectors have, {facts.pooling.width}", "dimensions")
+    if message.tokens is None and not (message.text or "").startswith(message.pooling.instruction):
+        raise InvalidRequest("instruction: the prompt's text does not begin with it", "instruction")
 
 
-def resolve_pooling(message: Generate, facts: ModelFacts, tokens: int,
+def resolve_pooling(message: Generate, model: TextModel, ids: Sequence[int],
                     pair_start: int) -> ResolvedPooling | None:
-    """Returns the pooling parameters of a checked request; None of one that is completed. tokens:
-    of its prompt. Raises `InvalidRequest` where the result would be too large to send."""
-    pooling, shape = message.pooling, facts.pooling
+    """Returns the pooling parameters of a checked request; None of one that is completed. ids: of
+    its prompt. Raises `InvalidRequest` where the result would be too large to send, or nothing
+    would be pooled."""
+    pooling, shape, tokens = message.pooling, model.facts.pooling, len(ids)
     if pooling is None or shape is None:
         return None
     task, vectors = pooling.task, pooling.task in ("embed", "token_embed")
@@ -60,12 +65,26 @@ def resolve_pooling(message: Generate, facts: ModelFacts, tokens: int,
         task=task, every_row=shape.every_row(task), dimensions=pooling.dimensions or 0,
         activation=default if pooling.use_activation is None else pooling.use_activation,
         pair_start=pair_start,
-        layers=pooling.layers or LAST if task == "hidden_states" else ())
+        layers=pooling.layers or LAST if task == "hidden_states" else (),
+        skipped=_instruction_tokens(message, model, ids)
+        if task == "embed" and shape.kind == "mean" and shape.skips_instruction else 0)
 
 
-def info(shape: PoolingShape | None) -> dict[str, Any]:
-    """Returns the fields of ServerInfo."""
-    return {"tasks": served_tasks(shape), "pooling": None if shape is None else {
-        "kind": shape.kind, "width": shape.width or None, "normalize": shape.normalize,
-        "labels": list(shape.labels), "activation": shape.activation,
-        "prompts": dict(shape.prompts)}}
+def _instruction_tokens(message: Generate, model: TextModel, ids: Sequence[int]) -> int:
+    """Returns how many tokens of a prompt are its instruction's, of a model that leaves them out:
+    as the request names it, or up to where the model's own mark ends."""
+    pooling, shape = message.pooling, model.facts.pooling
+    assert pooling is not None and shape is not None
+    count = 0
+    if pooling.instruction:
+        count = model.leading_tokens(pooling.instruction, message.text is not None)
+    elif shape.instruction_end:
+        # Without the first token, which is another one where a text begins than within it.
+        first, inner = model.encode_all([shape.instruction_end, f"\n{shape.instruction_end}"],
+                                        "instruction")
+        mark = commonprefix([first[::-1], inner[::-1]])[::-1]
+        count = next((i + len(mark) for i in range(len(ids) - len(mark) + 1)
+                      if mark and ids[i] == mark[0] and list(ids[i:i + len(mark)]) == mark), 0)
+    if count >= len(ids):
+        raise InvalidRequest("prompt: nothing is left to pool behind the instruction", "prompt")
+    return count

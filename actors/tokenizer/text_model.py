@@ -20,12 +20,11 @@ from actorium.actors.media.prompt_media import open_prompt_media
 from actorium.actors.messages import MAX_CLIENT_MESSAGE_BYTES, MAX_TURNS, MediaItem
 from actorium.actors.models import model_dir as models
 from actorium.actors.models.fim_tokens import KEY, FimTokens, fim_tokens
-from actorium.actors.models.pooling_shape import read_pooling
+from actorium.actors.models.pooling_shape import pooling_info, read_pooling
 from actorium.actors.plugins.entry_points import usable
 from actorium.actors.plugins.logits_processors import ProcessorCalls, load_processors
 from actorium.actors.structured.grammar_validator import GrammarValidator
 from actorium.actors.tokenizer import chat_template as chat
-from actorium.actors.tokenizer import pooling_requests
 from actorium.actors.tokenizer.defaults import ModelFacts
 from actorium.actors.tokenizer.tokenizer_json import load_tokenizer
 
@@ -148,6 +147,15 @@ class TextModel:
             ids.append(self._end_id)
         return ids, [], whole.type_ids.index(1) if 1 in whole.type_ids else 0
 
+    def leading_tokens(self, text: str, special: bool) -> int:
+        """Returns how many tokens a prompt that begins with the text has for it, as
+        sentence-transformers counts them: those of the text alone, without a special token at their
+        end. special: the tokenizer adds its own."""
+        limit = self.facts.max_model_len
+        ids = self.encode_pair(text, None, None, limit)[0] if special else self.encode(
+            text, False, "instruction", limit)
+        return len(ids) - any(last in self._special_ids for last in ids[-1:])
+
     def _literal(self, tokenizer: Tokenizer, text: str) -> Tokenizer:
         """Returns a tokenizer to which special tokens in a text are text: the same one, unless the
         text has some."""
@@ -227,7 +235,7 @@ class TextModel:
             "has_tokenizer": self._tokenizer is not None,
             "fim_tokens": self.fim,
             **self._templates.info(),
-            **pooling_requests.info(self.facts.pooling),
+            **pooling_info(self.facts.pooling),
             "media": None if self.media is None else self.media.info(),
             "generation_defaults": self.facts.generation,
             "limits": {

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from actorium.actors.config.tree import MADE_BITS, STORED, Config
 from actorium.actors.errors import SHOWN, BadConfig, BadModel
+from actorium.actors.models.gritlm import as_embedder
 from actorium.actors.models.model_classes import MODEL_TYPES, architecture
 from actorium.actors.models.model_dir import read_config, within
 from actorium.actors.models.pooling_shape import PoolingShape, generating_class, read_pooling
@@ -246,6 +247,7 @@ def shape_from_config(
     file and the field that is missing or wrong, and `BadConfig` for a max_model_len beyond the
     limit.
     """
+    raw = raw if pooling is None else as_embedder(raw)
     name, raw = text_model(generating_class(_architecture(raw, where)), raw, where)
     own, raw = name in ARCHITECTURES, {**raw, "architectures": [name]}
     theirs = impl == "transformers" or impl == "auto" and not own

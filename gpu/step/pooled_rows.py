@@ -83,12 +83,12 @@ def pool_rows(pooler: Pooler, rows: Sequence[PooledRows], normed: Tensor,
                 shapes.append((own.slot, list(whole.shape)))
                 parts.append(whole.reshape(-1))
             continue
-        if (part := _part(pooler.shape.kind, own, chunk)) is not None:
+        if (part := _part(pooler.shape.kind, own, chunk, pooling.skipped)) is not None:
             prompt.parts.append(part)
         if own.ends:
             pooled = torch.stack(prompt.parts).sum(0)
             if pooler.shape.kind == "mean":
-                pooled = pooled / prompt.length
+                pooled = pooled / (prompt.length - pooling.skipped)
             alike = pooling.task, pooling.dimensions, pooling.activation
             complete.setdefault(alike, []).append((own.slot, pooled))
     for several in complete.values():
@@ -99,10 +99,11 @@ def pool_rows(pooler: Pooler, rows: Sequence[PooledRows], normed: Tensor,
     return (shapes, torch.cat(parts)) if parts else None
 
 
-def _part(kind: PoolingKind, own: PooledRows, chunk: Tensor) -> Tensor | None:
-    """What of a chunk goes into a vector: f32[hidden]; None: nothing."""
+def _part(kind: PoolingKind, own: PooledRows, chunk: Tensor, skipped: int) -> Tensor | None:
+    """What of a chunk goes into a vector: f32[hidden]; None: nothing. skipped: as of
+    `ResolvedPooling`."""
     if kind == "mean":
-        return chunk.float().sum(0)
+        return chunk[max(skipped - own.start, 0):].float().sum(0)
     if kind == "cls":
         # A copy: a view would keep all the step's rows.
         return chunk[0].to(torch.float32, copy=True) if own.start == 0 else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 from helpers_pooling import assert_near, hidden_rows, logits, write_classifier, write_embedder
 from helpers_runtime import short_dir
+from helpers_text import byte_level, write_tokenizer
 from torch.nn import functional
 
 from actorium.actors.client.client import Client
@@ -81,6 +83,29 @@ def test_whoever_dies_each_vector_comes_once_and_is_right() -> None:
             if done % 200 == 0 and mortal:
                 os.kill(pids[mortal.pop()], signal.SIGKILL)
         assert done == len(prompts) and not mortal
+
+
+def test_a_gritlm_pools_what_is_behind_its_instruction(tmp_path: Path) -> None:
+    """As its authors' code: attention to both sides, the mean behind the mark, of length 1."""
+    tokenizer = byte_level()
+    body = write_embedder(tmp_path, "MistralForCausalLM", vocab_size=tokenizer.get_vocab_size(),
+                          is_causal=False, sliding_window=None)
+    write_tokenizer(tmp_path, tokenizer)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "architectures": ["GritLM"],
+                                "is_causal": True, "sliding_window": 8}))
+    begins = ["<|embed|>\n", "<|user|>\nFind the heron.\n<|embed|>\n"]
+    texts = [begin + text for begin in begins for text in ("the heron", "what do cows eat? " * 5)]
+    with short_dir() as base, Engine(str(tmp_path), device="cpu", dtype="float32",
+                                     run_dir=str(base)) as engine:
+        assert engine.client.server_info()["tasks"] == ["embed", "token_embed"]
+        found = [torch.tensor(vector) for vector in engine.client.embed(texts)]
+    want = []
+    for text in texts:
+        begin = next(each for each in begins if text.startswith(each))
+        rows = hidden_rows(body, tokenizer.encode(text).ids)[len(tokenizer.encode(begin).ids):]
+        want.append(functional.normalize(rows.mean(0), dim=-1))
+    assert_near(found, want)
 
 
 @pytest.mark.slow

@@ -41,6 +41,8 @@ class PooledEngine(Scripted):
     """Stands for an `AsyncClient`. Requests end in the reverse of their order."""
 
     prompts: ClassVar[dict[str, str]] = {"query": "Find: "}
+    template = ""
+    """Of chats."""
 
     def __init__(self, *tasks: str, labels: Sequence[str] = ("LABEL_0",)) -> None:
         super().__init__(["yes"])
@@ -52,7 +54,7 @@ class PooledEngine(Scripted):
 
     async def server_info(self, timeout: float | None = None) -> dict[str, Any]:
         info = await super().server_info(timeout)
-        return info | {"tasks": list(self._tasks), "pooling": {
+        return info | {"tasks": list(self._tasks), "chat_template": self.template, "pooling": {
             "labels": self._labels, "prompts": self.prompts}}
 
     async def tokenize(self, text: str, add_special_tokens: bool = True, **more: Any) -> list[int]:
@@ -69,7 +71,8 @@ class PooledEngine(Scripted):
 
     def _completion(self, request: Request) -> Completion:
         prompt: Any = request.prompt if request.messages is None else "\n".join(
-            str(turn.content) for turn in request.messages)
+            str(turn["content"] if isinstance(turn, dict) else turn.content)
+            for turn in request.messages)
         pooled = None if request.pooling is None else self._pooled(request, prompt)
         return Completion(text="", token_ids=[], finish_reason="stop", pooled=pooled,
                           usage=Usage(len(prompt), 0, 0), rid="r1")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from time import time
 from typing import Any, Literal, TypeAlias
 
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, structs
 
 from actorium.actors.client.relevance import pooled_of
 from actorium.actors.client.requests import Completion, Request
@@ -145,6 +145,8 @@ async def pooled(call: EngineCall, model: ServedModel, params: PoolingParams,
     model.check_task(params.task)
     if prompt_name is not None:
         prompts = _with_prompt(model, prompt_name, prompts, field)
+        if params.task == "embed":
+            params = structs.replace(params, instruction=model.text_prompts[prompt_name])
     if not add_special_tokens:
         prompts = [await _without_special(call, prompt) for prompt in prompts]
     try:

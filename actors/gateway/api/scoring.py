@@ -200,7 +200,7 @@ async def _pair_scores(call: EngineCall, model: ServedModel, body: ScoringBody,
     async def run(requests: list[Request]) -> list[Completion]:
         return [choices[0] for choices in await call.complete(requests)]
 
-    scorer = PairScorer(model.tasks, run, call.engine.client.tokenize, **_fields(call, body))
+    scorer = PairScorer(model.info, run, call.engine.client.tokenize, **_fields(call, body))
     return await scorer.score(pairs, body.options)
 
 

@@ -84,6 +84,11 @@ def test_fields_reach_the_engine() -> None:
 def test_prompts_of_sentence_transformers_by_name() -> None:
     [one] = embed({"input": "x", "prompt_name": "query"})["data"]
     assert one["embedding"] == vector("Find: x")
+    engine = PooledEngine("embed", "token_embed")
+    for path, task in (("/v1/embeddings", "embed"), ("/pooling", "token_embed")):
+        post(engine, path, {"input": "x", "prompt_name": "query", "task": task})
+    assert [request.pooling.instruction for request in engine.asked if request.pooling] == [
+        "Find: ", ""]
     assert refusal({"input": "x", "prompt_name": "none"}) == \
         "prompt_name: 'none' is none of the model's: query"
     assert refusal({"input": [1], "prompt_name": "query"}) == \

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from helpers_pooled import PooledEngine, pair_score, post, vector
 
+from actorium.actors.client.relevance import takes_pairs
 from actorium.actors.errors import ContextOverflow
 from actorium.actors.params import PoolingParams
 
@@ -97,3 +98,28 @@ def test_an_error_names_the_documents() -> None:
     engine.failing[1] = ContextOverflow("prompt: is too long", "prompt")
     answer = post(engine, "/rerank", {"query": "q", "documents": ["a", "b"]})
     assert answer.json()["error"]["message"] == "documents: is too long"
+
+
+PAIRS = "{% for m in messages if m.role in ['system', 'query', 'document'] %}{{ m.content }}"
+
+
+@pytest.mark.parametrize(("template", "pairs"), [
+    (PAIRS, True), ('{{ messages | selectattr("role", "eq", "document") }}', False),
+    ('{{ messages | selectattr("role", "eq", "query") }}{% if m["role"] == "document" %}', True),
+    ('{% if m.role == "user" %}\n{"query": "a", "document": 1}', False), ("", False)])
+def test_templates_for_pairs(template: str, pairs: bool) -> None:
+    assert takes_pairs(template) == pairs
+
+
+@pytest.mark.parametrize("instruct", [None, "Find the cow"])
+def test_a_template_for_pairs_makes_a_classifier_s_prompt(instruct: str | None) -> None:
+    engine = PooledEngine("classify")
+    engine.template = PAIRS
+    body = {"query": QUERY, "documents": DOCUMENTS[:1], "instruct": instruct}
+    assert post(engine, "/rerank", body).status_code == 200
+    (request,) = engine.asked
+    assert request.prompt is None and request.text_pair is None
+    assert not request.add_generation_prompt and request.messages is not None
+    assert [tuple(turn.values()) for turn in request.messages] == [
+        *[("system", instruct)] * bool(instruct), ("query", QUERY), ("document", DOCUMENTS[0])]
+    assert post(engine, "/rerank", body | {"label_token_ids": [1, 2]}).status_code == 400

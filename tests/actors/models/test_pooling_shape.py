@@ -93,6 +93,69 @@ def test_without_a_pooling_module_each_token_has_a_vector(tmp_path: Path) -> Non
     assert found is not None and found.tasks == ("token_embed",)
 
 
+@pytest.mark.parametrize(("mode", "given"), [("mean_tokens", {"include_prompt": False}),
+                                             ("mean_tokens", {}), ("lasttoken", {})])
+def test_a_mean_may_leave_instructions_out(tmp_path: Path, mode: str, given: dict[str, Any]
+                                           ) -> None:
+    write_modules(tmp_path, mode, **given)
+    found = shape(tmp_path, LLAMA)
+    assert found is not None and found.skips_instruction is bool(given)
+
+
+def write_answers(path: Path, *kinds: str, **settings: Any) -> None:
+    """The modules of a reranker that generates."""
+    (path / "modules.json").write_text(json.dumps([
+        {"path": "" if kind == "Transformer" else "1_LogitScore", "type": f"library.{kind}"}
+        for kind in kinds]))
+    (path / "1_LogitScore").mkdir()
+    (path / "1_LogitScore" / "config.json").write_text(json.dumps(
+        {"true_token_id": 7, "false_token_id": 3, **settings}))
+
+
+def test_a_reranker_that_generates_names_its_answers(tmp_path: Path) -> None:
+    write_answers(tmp_path, "Transformer", "LogitScore")
+    found = shape(tmp_path, LLAMA)
+    assert found is not None and found.generates and found.answers == (7, 3)
+    assert shape(tmp_path, LLAMA, runner="generate") is None
+
+
+@pytest.mark.parametrize(("kinds", "settings", "why"), [
+    (["Transformer", "LogitScore"], {"false_token_id": None}, "must be two tokens, got .7, None"),
+    (["Transformer", "LogitScore"], {"false_token_id": 7}, "must be two tokens"),
+    (["Transformer", "LogitScore"], {"true_token_id": -1}, "must be two tokens"),
+    (["Transformer", "Dense", "LogitScore"], {}, "LogitScore is supported behind Transformer alo")])
+def test_answers_that_are_not_supported(tmp_path: Path, kinds: list[str],
+                                        settings: dict[str, Any], why: str) -> None:
+    write_answers(tmp_path, *kinds, **settings)
+    with pytest.raises(BadModel, match=why):
+        shape(tmp_path, LLAMA)
+
+
+GRITLM = {"architectures": ["GritLM"], "hidden_size": 64, "sliding_window": 8}
+PUBLISHED = {**GRITLM, "architectures": ["MistralForCausalLM"],
+             "auto_map": {"AutoModelForCausalLM": "modeling_gritlm7b.MistralForCausalLM"}}
+
+
+@pytest.mark.parametrize(("raw", "settings", "embeds"), [
+    (GRITLM, {}, True), (GRITLM, {"runner": "generate"}, False), (PUBLISHED, {}, False),
+    (PUBLISHED, {"runner": "pooling"}, True), (PUBLISHED, {"convert": "embed"}, True),
+    (PUBLISHED, {"runner": "generate"}, False)])
+def test_a_gritlm_completes_or_embeds(tmp_path: Path, raw: dict[str, Any],
+                                      settings: dict[str, Any], embeds: bool) -> None:
+    found = shape(tmp_path, raw, **settings)
+    assert (found is not None) == embeds and generating_class("GritLM") == "MistralForCausalLM"
+    if found is not None:
+        assert found.tasks == ("embed", "token_embed") and not (found.generates or found.causal)
+        assert found.kind == "mean" and found.normalize and found.skips_instruction
+        assert found.instruction_end == "<|embed|>\n"
+
+
+@pytest.mark.parametrize("code", [7, ["gritlm"], {"AutoModel": None}, {"AutoModel": "x.Mistral"}])
+def test_other_code_beside_weights_is_no_gritlm(tmp_path: Path, code: Any) -> None:
+    found = shape(tmp_path, {**PUBLISHED, "auto_map": code})
+    assert found is not None and found.generates and not found.skips_instruction
+
+
 MODULE = "sentence_transformers.models."
 
 
@@ -126,7 +189,8 @@ def test_modules_lie_in_the_model_s_folder(tmp_path: Path, folder: Any) -> None:
     ({"pooling_mode_max_tokens": True}, "pooling_mode: one of cls, mean and lasttoken"),
     ({"pooling_mode_mean_tokens": False}, "pooling_mode: one of"),
     ({"pooling_mode_cls_token": True}, "pooling_mode: one of"),
-    ({"include_prompt": False}, "include_prompt: false is not supported"),
+    ({"include_prompt": False, "pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True},
+     "include_prompt: false is not supported with cls"),
     ({"word_embedding_dimension": 65}, "must be the hidden size 64, got 65")])
 def test_pooling_that_is_not_supported(tmp_path: Path, given: dict[str, Any], why: str) -> None:
     write_modules(tmp_path, "mean_tokens", **given)

@@ -9,7 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from helpers_text import Asked, byte_level, i4, ints, write_model
+from helpers_pooling_files import write_modules
+from helpers_text import Asked, byte_fallback, byte_level, i4, ints, write_model
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
@@ -41,7 +42,8 @@ def asked(tmp_path: Path, architecture: str = "Qwen3ForSequenceClassification",
 
 def pooled(task: PoolingTask = "classify", **more: Any) -> Generate:
     params = more.pop("params", SamplingParams())
-    names = {name: more.pop(name) for name in ("dimensions", "use_activation") if name in more}
+    names = {name: more.pop(name) for name in ("dimensions", "use_activation", "instruction")
+             if name in more}
     return Generate(f"r{next(NUMBERS)}", params, pooling=PoolingParams(task=task, **names), **more)
 
 
@@ -150,3 +152,73 @@ def test_hidden_states_of_a_completion_need_the_flag() -> None:
     check_task(message, msgspec.structs.replace(facts, pooling=msgspec.structs.replace(
         facts.pooling, tasks=("embed", "hidden_states"))))
     assert resolve(params, facts, 3).hidden_states == (0, -1)
+
+
+# --- instructions that are not pooled -------------------------------------------------------------
+
+FIND = "Find the heron: "
+
+
+def skipping(path: Path, tokenizer: Tokenizer, **settings: Any) -> Asked:
+    """The tokenizer of a model whose mean leaves instructions out."""
+    write_modules(path, "mean_tokens", **{"include_prompt": False, **settings})
+    return Asked(write_model(path, tokenizer, hidden_size=64))
+
+
+def skipped(core: Asked, **more: Any) -> int:
+    pooling = submitted(core, pooled("embed", **more)).pooling
+    assert pooling is not None and pooling.every_row
+    return pooling.skipped
+
+
+def test_an_instruction_s_tokens_are_counted_without_the_special_one_at_its_end(
+        tmp_path: Path) -> None:
+    core, own = skipping(tmp_path, with_ends()), with_ends()
+    alone = own.encode(FIND, add_special_tokens=False).ids
+    assert skipped(core, text=f"{FIND}here", instruction=FIND) == 1 + len(alone)
+    assert skipped(core, text=f"{FIND}here") == 0, "it is not guessed"
+    assert skipped(core, tokens=i4([*alone, 7]), instruction=FIND) == len(alone)
+    every = submitted(core, pooled("token_embed", text=FIND)).pooling
+    assert every is not None and every.skipped == 0
+    assert refusal(core, pooled("embed", text=FIND * 999, instruction=FIND * 999,
+                                truncate_prompt_tokens=9)).startswith("context_overflow")
+    assert refusal(core, pooled("embed", text="Where?", instruction=FIND)).endswith(
+        "instruction: the prompt's text does not begin with it")
+    for wrong in ({"tokens": i4(alone)}, {"text": f"{FIND}here", "truncate_prompt_tokens": 9}):
+        assert refusal(core, pooled("embed", instruction=FIND, **wrong)).endswith(
+            "prompt: nothing is left to pool behind the instruction")
+
+
+def test_models_that_pool_all_of_a_prompt_skip_nothing(tmp_path: Path) -> None:
+    core = skipping(tmp_path, with_ends(), include_prompt=True)
+    assert skipped(core, text=f"{FIND}here", instruction=FIND) == 0
+    assert refusal(asked(tmp_path / "other"), pooled(text="a", instruction="a")).endswith(
+        "instruction: for embed alone, the task is classify")
+
+
+def with_mark_at_a_beginning() -> Tokenizer:
+    """As Llama 2: where a text begins, `<` is one token with the space before it."""
+    raw = json.loads(byte_fallback().to_str())
+    for piece in ("<", "▁<"):
+        raw["model"]["vocab"][piece] = len(raw["model"]["vocab"])
+    raw["model"]["merges"].append(["▁", "<"])
+    raw["added_tokens"] = []
+    tokenizer = Tokenizer.from_str(json.dumps(raw))
+    tokenizer.add_special_tokens(["<bos>"])
+    bos = tokenizer.token_to_id("<bos>")
+    tokenizer.post_processor = TemplateProcessing(single="<bos> $A", pair="<bos> $A $B",
+                                                  special_tokens=[("<bos>", bos)])
+    return tokenizer
+
+
+def test_a_gritlm_s_instruction_ends_with_its_mark(tmp_path: Path) -> None:
+    own = with_mark_at_a_beginning()
+    core = Asked(write_model(tmp_path, own, architectures=["GritLM"], hidden_size=64))
+    assert own.encode("<").ids[-1] != own.encode("\n<").ids[-1], "it is another token within"
+    for begin in ("<|embed|>\n", "<|user|>\nFind it.\n<|embed|>\n"):
+        text = f"{begin}the <|embed|>\nheron"
+        count = len(own.encode(begin).ids)
+        assert skipped(core, text=text) == skipped(core, text=text, instruction=begin) == count
+        assert skipped(core, tokens=i4(own.encode(text).ids)) == count
+    assert skipped(core, text="the heron") == 0
+    assert refusal(core, pooled("embed", text="<|embed|>\n")).endswith("behind the instruction")

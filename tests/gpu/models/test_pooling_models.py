@@ -75,6 +75,35 @@ def test_dense_layers_lie_in_folders_of_their_own(tmp_path: Path) -> None:
     assert_near(pool_all(runner, PROMPTS, resolved("embed", True)), normalized(want))
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_mean_leaves_the_instruction_out(tmp_path: Path, way: dict[str, Any]) -> None:
+    body = write_embedder(tmp_path)
+    write_modules(tmp_path, "mean_tokens", include_prompt=False)
+    for skipped in (0, 3, 30):
+        prompts = [ids for ids in PROMPTS if len(ids) > skipped]
+        runner = make_runner(load(tmp_path, dtype="float32"))
+        want = [hidden_rows(body, ids)[skipped:].mean(0) for ids in prompts]
+        assert_near(pool_all(runner, prompts, resolved("embed", True, skipped=skipped), **way),
+                    normalized(want))
+
+
+@pytest.mark.parametrize("name", ["GritLM", "MistralForCausalLM", "MixtralForCausalLM"])
+def test_a_gritlm_attends_to_both_sides_where_it_embeds(tmp_path: Path, name: str) -> None:
+    """And without its window; where it generates, it is the decoder that it is made of."""
+    body = write_embedder(tmp_path, name.replace("GritLM", "MistralForCausalLM"),
+                          is_causal=False, sliding_window=None)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({
+        **json.loads(file.read_text()), "architectures": [name], "is_causal": True,
+        "sliding_window": 8, "auto_map": {"AutoModel": "modeling_gritlm7b.MistralModel"}}))
+    causal = load(tmp_path, dtype="float32", runner="generate").shape
+    assert not causal.bidirectional and any(causal.windows) and causal.pooling is None
+    runner = make_runner(load(tmp_path, dtype="float32", runner="pooling"))
+    want = [hidden_rows(body, ids)[2:].mean(0) for ids in PROMPTS[:3]]
+    assert_near(pool_all(runner, PROMPTS[:3], resolved("embed", True, skipped=2)),
+                normalized(want))
+
+
 @pytest.mark.parametrize(("architecture", "options"), [
     ("LlamaForSequenceClassification", {"num_labels": 3}),
     ("LlamaForSequenceClassification", {"num_labels": 1}),
