@@ -204,8 +204,10 @@ OPERATIONS: dict[str, Operation] = {
 """By the routes' names."""
 PAGES = frozenset({"page", "status", "docs", "dashboard"})
 """Routes for people, which the document leaves out."""
-MEDIA = {"/metrics": "text/plain"}
-"""Of paths whose answer is not JSON."""
+PROBES: dict[str, dict[str, Any]] = {
+    "/metrics": {"text/plain": {"schema": {}}},
+    "/get_load": {"application/json": {"schema": {"type": "array", "items": {"type": "object"}}}}}
+"""Answers of the watchdog's probes that are no JSON objects."""
 STREAMS = {ErrorStyle.OLLAMA: "application/x-ndjson"}
 """Of APIs whose streams are not server-sent events."""
 
@@ -244,9 +246,8 @@ def document(guarded: Callable[[str], bool] = lambda path: False) -> dict[str, A
 
 
 def _operation(path: str, method: str, route: Route, body: Any, answer: Any) -> dict[str, Any]:
-    one, media = OPERATIONS[route.name], MEDIA.get(path, "application/json")
-    first = next(other for other in ROUTES if path in other.paths)
-    content = {media: {"schema": answer if media == "application/json" else {}}}
+    one, first = OPERATIONS[route.name], next(own for own in ROUTES if path in own.paths)
+    content = dict(PROBES.get(path, {"application/json": {"schema": answer}}))
     if one.streams:
         content[STREAMS.get(route.errors, "text/event-stream")] = {"schema": {"type": "string"}}
     words = re.sub(r"\W+", "_", PARAMETER.sub(r"\1", path)).strip("_")

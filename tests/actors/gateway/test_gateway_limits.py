@@ -192,6 +192,24 @@ def test_probes_need_no_port_of_their_own_and_metrics_a_key(served: Served) -> N
     assert ask(served, "/load", method="POST").status == 405
 
 
+def test_what_is_got_has_the_type_that_the_document_tells(served: Served) -> None:
+    told = ask(served, "/openapi.json").body
+    kinds, seen = {"object": dict, "array": list}, dict[str, str]()
+    for path, methods in told["paths"].items():
+        if "get" not in methods or "{" in path:
+            continue
+        answer = ask(served, path)
+        content = methods["get"]["responses"]["200"]["content"]
+        if answer.status == 200 and "application/json" in content:
+            schema = content["application/json"]["schema"]
+            if "$ref" in schema:
+                schema = told["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+            seen[path] = schema["type"]
+            assert isinstance(answer.body, kinds[seen[path]]), path
+    assert len(seen) > 15
+    assert {path for path, kind in seen.items() if kind == "array"} >= {"/get_load", "/slots"}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_reports_the_load_to_who_asks_for_it(served: Served, stream: bool) -> None:
     """In vLLM's two forms. An error, a route that generates nothing and an unknown form do not."""
