@@ -46,6 +46,9 @@ MAX_RESULT = MAX_MESSAGE_BYTES // 4
 """Bytes of what one prompt is pooled to. The results of a step, in one message, have twice that."""
 MAX_CLIENT_MESSAGE_BYTES = 4 << 20
 """The same for the fronts, where clients connect."""
+MAX_EMBEDS = 16 << 20
+"""Bytes of the rows of a prompt given as embeddings. Where an engine takes them, its fronts take
+messages that are so much larger."""
 MAX_TOKENS_IN_MESSAGE = 4 << 20
 MAX_TURNS = 4096
 """Turns of a conversation."""
@@ -131,6 +134,8 @@ Truncation = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 MediaKey = Annotated[bytes, Meta(min_length=32, max_length=32)]
 """Names an image or a video that the media actor has (`actors/media/media_messages.py`)."""
 MediaKeys = Annotated[list[MediaKey], Meta(max_length=1024)]
+EmbedsType = Literal["F32", "F16", "BF16"]
+"""By safetensors' name."""
 
 
 class ToolCall(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -163,9 +168,36 @@ class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     """The model's reasoning before its answer."""
 
 
+class PromptEmbeds(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """A prompt as rows that take the place of token embeddings: what transformers takes as
+    `inputs_embeds`. Its token ids are all 0, and nothing but lengths and pages reads them."""
+
+    hidden: Annotated[int, Meta(ge=1)]
+    """Numbers of a row."""
+    data: Annotated[bytes, Meta(max_length=MAX_EMBEDS)]
+    """The rows, little-endian."""
+    dtype: EmbedsType = "F32"
+    digests: Annotated[bytes, Meta(max_length=MAX_EMBEDS)] = b""
+    """SHA-256 of each row and its dtype, by which prefixes are shared; clients leave it empty."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self.hidden * (4 if self.dtype == "F32" else 2)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows: tokens."""
+        return len(self.data) // self.row_bytes
+
+    def behind(self, count: int) -> PromptEmbeds:
+        """Returns what a worker needs that has the first `count` rows in pages."""
+        return PromptEmbeds(self.hidden, self.data[count * self.row_bytes:], self.dtype)
+
+
 class Generate(Message):
     """Requests completions of one prompt, or what a model's pooling makes of it: exactly one of
-    text, tokens, messages is set.
+    text, tokens, messages, embeds is set.
 
     Idempotent by (client, rid).
     """
@@ -205,6 +237,7 @@ class Generate(Message):
     text_pair: str | None = None
     """The second text of a pair whose scores are wanted; with `text` and the task classify."""
     adapter: AdapterName = ""
+    embeds: PromptEmbeds | None = None
 
 
 class Abort(Message):
@@ -628,6 +661,8 @@ class Submit(Message):
     """Nothing is sampled: the sequence ends with the step that computes the end of its prompt."""
     adapter: NamedAdapter | None = None
     """None = the model by itself."""
+    embeds: PromptEmbeds | None = None
+    """What takes the place of the prompt's token embeddings."""
 
 
 class Flush(Message):
@@ -956,6 +991,8 @@ class Admit(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc
     answers: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     """Owner of the earlier answers that drafts may be made of, and of its own when it leaves the
     slot; 0 = none."""
+    embeds: PromptEmbeds | None = None
+    """Those of the prompt's tokens from `cached_len` on, without digests."""
 
 
 class RowMask(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):

@@ -54,6 +54,7 @@ from actorium.actors.messages import (
     FlushCache,
     GetStatus,
     Order,
+    PromptEmbeds,
     RunningMode,
     ServerInfo,
     Status,
@@ -62,8 +63,9 @@ from actorium.actors.messages import (
     WeightsCall,
 )
 from actorium.actors.params import PoolingParams, SamplingParams
+from actorium.actors.prompt_embeds import of_array
 
-Prompt: TypeAlias = str | list[int]
+Prompt: TypeAlias = str | list[int] | PromptEmbeds
 Prompts: TypeAlias = str | list[int] | list[str] | list[list[int]] | list[str | list[int]]
 
 READY_TIMEOUT = 600.0
@@ -187,11 +189,12 @@ class ClientCalls:
 
     # --- completions --------------------------------------------------------------------------
 
-    async def generate(self, prompt: Prompts,
+    async def generate(self, prompt: Prompts | None = None,
                        params: SamplingParams | Sequence[SamplingParams] | None = None,
                        timeout: float | None = None, return_errors: bool = False,
                        priority: int = 0, truncate_prompt_tokens: int | None = None,
-                       cache_salt: str | None = None, adapter: str | None = None) -> Any:
+                       cache_salt: str | None = None, adapter: str | None = None,
+                       prompt_embeds: Any = None) -> Any:
         """Completes one prompt or many, and waits for all of them.
 
         `prompt` is text, a list of token ids, or a list of either. What comes back:
@@ -199,10 +202,12 @@ class ClientCalls:
         of `Completion` (n == 1) or of lists of n. `params` may be a list, one for each prompt.
         `timeout` (seconds) counts for each request from when it is sent. A higher `priority` goes
         first where the engine schedules by priority. `truncate_prompt_tokens`, `cache_salt` and
-        `adapter` are those of `Request`. The first error is raised and the rest aborted, unless
-        `return_errors`: then errors stand in the list of results.
+        `adapter` are those of `Request`. `prompt_embeds`, in the place of `prompt`, is an array of
+        numpy or a tensor of torch, [tokens, hidden], or a list of those. The first error is raised
+        and the rest aborted, unless `return_errors`: then errors stand in the list of results.
         """
-        single, prompts = _prompts(prompt)
+        single, prompts = _prompts(prompt) if prompt_embeds is None \
+            else _embeds(prompt, prompt_embeds)
         each = params if isinstance(params, list | tuple) else [params] * len(prompts)
         if len(each) != len(prompts):
             raise InvalidRequest(f"params: {len(each)} for {len(prompts)} prompts", "params")
@@ -256,15 +261,19 @@ class ClientCalls:
             result = error
         batch.loaded(number, result)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None,
+    def stream(self, prompt: Prompt | None = None, params: SamplingParams | None = None,
                timeout: float | None = None, priority: int = 0,
                truncate_prompt_tokens: int | None = None,
-               cache_salt: str | None = None, adapter: str | None = None) -> AsyncDeltaStream:
-        """Iterates over the new deltas one by one, of one prompt (all its n choices).
+               cache_salt: str | None = None, adapter: str | None = None,
+               prompt_embeds: Any = None) -> AsyncDeltaStream:
+        """Iterates over the new deltas one by one, of one prompt (all its n choices), which may be
+        an array as in `generate`.
 
         `aclose` the iterator when leaving early: unlike a `for` loop, `async for` does not close an
         abandoned one at once.
         """
+        if prompt_embeds is not None:
+            _, (prompt,) = _embeds(prompt, [prompt_embeds])
         return AsyncDeltaStream(self, Request(
             prompt=prompt, params=params, timeout=timeout, priority=priority,
             truncate_prompt_tokens=truncate_prompt_tokens, cache_salt=cache_salt,
@@ -650,3 +659,11 @@ def _prompts(prompt: Any, field: str = "prompt") -> tuple[bool, list[Any]]:
     single = isinstance(prompt, str) or not (isinstance(prompt[0], str)
                                              or hasattr(prompt[0], "__len__"))
     return single, [prompt] if single else list(prompt)
+
+
+def _embeds(prompt: Any, rows: Any) -> tuple[bool, list[Any]]:
+    """Returns the same of prompts given as embeddings. Raises `InvalidRequest`."""
+    if prompt is not None:
+        raise InvalidRequest("prompt_embeds: not together with prompt", "prompt_embeds")
+    single = not isinstance(rows, list | tuple)
+    return single, [of_array(one) for one in ([rows] if single else rows)]

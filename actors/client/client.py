@@ -131,16 +131,18 @@ class Client:
     wait_ready = blocking(ClientCalls.wait_ready)
     close = blocking(ClientCalls.close)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None,
+    def stream(self, prompt: Prompt | None = None, params: SamplingParams | None = None,
                timeout: float | None = None, priority: int = 0,
                truncate_prompt_tokens: int | None = None,
-               cache_salt: str | None = None, adapter: str | None = None) -> DeltaStream:
+               cache_salt: str | None = None, adapter: str | None = None,
+               prompt_embeds: Any = None) -> DeltaStream:
         """Sends one prompt, and iterates over the new deltas one by one (of all its n choices).
 
         Closing the iterator, or leaving a `for` loop over it, aborts the request.
         """
         return DeltaStream(self, self._calls.stream(prompt, params, timeout, priority,
-                                                    truncate_prompt_tokens, cache_salt, adapter))
+                                                    truncate_prompt_tokens, cache_salt, adapter,
+                                                    prompt_embeds))
 
     def run(self, requests: Iterable[Request], window: int = WINDOW
             ) -> Generator[tuple[int, list[Completion] | ActoriumError], None, None]:

@@ -12,12 +12,20 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from actorium.actors import prompt_embeds
 from actorium.actors.client.pending import MEDIA, TOKENIZER, PendingCall
 from actorium.actors.client.requests import Request, check_messages, encode, encode_raw
 from actorium.actors.client.session import ClientSession
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.media.media_messages import MAX_MEDIA_MESSAGE, CancelMedia, LoadMedia
-from actorium.actors.messages import ChatMessage, ServerInfo, Tokenize, TurnPart
+from actorium.actors.messages import (
+    MAX_CLIENT_MESSAGE_BYTES,
+    ChatMessage,
+    PromptEmbeds,
+    ServerInfo,
+    Tokenize,
+    TurnPart,
+)
 
 SCHEMES = ("data:", "http://", "https://", "file:")
 Source: TypeAlias = Any
@@ -148,6 +156,8 @@ def _upload(item: Image | Video, param: str) -> MediaUpload:
 
 def is_loaded(request: Request) -> bool:
     """Returns whether the request can be sent as it is."""
+    if isinstance(request.prompt, PromptEmbeds):
+        return len(request.prompt.data) <= MAX_CLIENT_MESSAGE_BYTES // 2
     media = all(isinstance(key, bytes) for key in request.media) and not any(
         _content(turn) is not None if isinstance(turn, dict)
         else isinstance(turn, ChatMessage) and not isinstance(turn.content, str)
@@ -166,6 +176,10 @@ async def load_media(session: ClientSession, request: Request) -> Request:
     """The request with the keys of its images and videos, which have been prepared, and with token
     ids for a text whose hidden states are asked for. Raises `InvalidRequest` naming the part at
     fault, `QueueFull`, `DeadlineExceeded` and `EngineUnavailable`."""
+    if isinstance(request.prompt, PromptEmbeds):  # the connection would end if it took none
+        if not (await _info(session, request)).get(prompt_embeds.FIELD):
+            prompt_embeds.checked(request.prompt, 0)
+        return request
     if _wants_ids(request):
         text = str(request.prompt)
         answer = await session.call(TOKENIZER, lambda rid: Tokenize(rid, text), request.timeout)
@@ -182,15 +196,19 @@ async def load_media(session: ClientSession, request: Request) -> Request:
     return msgspec.structs.replace(request, messages=turns, media=media)
 
 
+async def _info(session: ClientSession, request: Request) -> dict[str, Any]:
+    """The engine's `ServerInfo`."""
+    answer = await session.call(TOKENIZER, ServerInfo, request.timeout)
+    return msgspec.json.decode(answer.json, type=dict[str, Any])
+
+
 async def _keys(session: ClientSession, media: list[Any], request: Request) -> list[bytes]:
     """Of the items, in order; those that are keys already stay."""
     options = encode_raw(request.mm_processor_kwargs, dict, "mm_processor_kwargs")
     wanted = [(at, item) for at, item in enumerate(media) if isinstance(item, MediaUpload)]
-    if wanted:
-        answer = await session.call(TOKENIZER, ServerInfo, request.timeout)
-        if msgspec.json.decode(answer.json, type=dict[str, Any]).get("media") is None:
-            param = wanted[0][1].param
-            raise InvalidRequest(f"{param}: the model takes text alone", param)
+    if wanted and (await _info(session, request)).get("media") is None:
+        param = wanted[0][1].param
+        raise InvalidRequest(f"{param}: the model takes text alone", param)
     session.connect(MEDIA)
     signal, now = session.signal(), monotonic()
     deadline = math.inf if request.timeout is None else now + request.timeout

@@ -68,10 +68,9 @@ class RequestBatch:
         if self.unloaded:
             return None
         if self._to_send:
-            item: tuple[int, Request] | None = self._to_send.popleft()
-        else:
-            item = next(self._todo, None)
-            self._more = item is not None
+            return self._to_send.popleft()
+        item = next(self._todo, None)
+        self._more = item is not None
         if item is None or is_loaded(item[1]):
             return item
         self.unloaded.append(item)

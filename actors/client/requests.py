@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +19,7 @@ from actorium.actors.messages import (
     Generate,
     Pooled,
     Priority,
+    PromptEmbeds,
     RoutedExperts,
     Salt,
     Template,
@@ -60,7 +61,7 @@ NOT_RESUMABLE = Resumable(rid="", seconds=0.0)
 class Request(Struct, frozen=True, kw_only=True):
     """One request: `prompt` (text or token ids) or `messages`, and how to complete it."""
 
-    prompt: str | list[int] | None = None
+    prompt: str | list[int] | PromptEmbeds | None = None
     messages: list[Any] | None = None
     """Turns of a conversation: `{"role": ..., "content": ...}` or `ChatMessage`."""
     media: list[Any] = []
@@ -165,7 +166,7 @@ def hidden_request(request: Request, rid: str, index: int, tokens: list[int],
                    seconds: float) -> Request:
     """Returns the request for the hidden states of a choice that has ended. rid: of `request`,
     whose prompt is token ids; tokens: the choice's; seconds: that are left, inf = any number."""
-    assert request.params is not None and request.prompt is not None
+    assert request.params is not None and isinstance(request.prompt, Sequence)
     own = request.resumable or NOT_RESUMABLE
     return msgspec.structs.replace(
         request, prompt=[*request.prompt, *tokens], params=None,
@@ -206,14 +207,16 @@ def encode_request(rid: str, request: Request, tenant: str = "") -> tuple[bytes,
     prompt, resumable = request.prompt, request.resumable or NOT_RESUMABLE
     if (prompt is None) == (request.messages is None):
         raise InvalidRequest("prompt: exactly one of prompt and messages is needed", "prompt")
-    if params.hidden_states and (prompt is None or request.media
-                                 or request.truncate_prompt_tokens is not None):
+    if params.hidden_states and (prompt is None or isinstance(prompt, PromptEmbeds)
+                                 or request.media or request.truncate_prompt_tokens is not None):
         raise InvalidRequest("hidden_states: of a prompt of text or token ids alone, without "
                              "truncate_prompt_tokens", "hidden_states")
     text = prompt if isinstance(prompt, str) else None
     if text == "":
         raise InvalidRequest("prompt: must not be empty", "prompt")
-    tokens = None if prompt is None or text is not None else pack_token_ids(prompt, "prompt")
+    embeds = prompt if isinstance(prompt, PromptEmbeds) else None
+    tokens = None if prompt is None or text is not None or embeds is not None \
+        else pack_token_ids(prompt, "prompt")
     messages = None if request.messages is None else check_messages(request.messages)
     message = Generate(rid=rid, params=params, text=text, tokens=tokens, messages=messages,
                        timeout=None if request.timeout is None else float(request.timeout),
@@ -230,9 +233,9 @@ def encode_request(rid: str, request: Request, tenant: str = "") -> tuple[bytes,
                        created=resumable.created,
                        trace=check_trace(request.traceparent, request.tracestate),
                        pooling=check_pooling(request), text_pair=request.text_pair,
-                       adapter=check_adapter(request.adapter))
+                       adapter=check_adapter(request.adapter), embeds=embeds)
     field = "prompt" if messages is None else "messages"
-    frame = encode(message, field)
+    frame = encode(message, field, large=embeds is not None)
     try:
         _decode_generate(frame)  # the engine would drop what it cannot decode
     except (msgspec.MsgspecError, RecursionError) as error:

@@ -53,7 +53,7 @@ def _pieces(tensors: Mapping[str, Any]) -> Iterator[Any]:
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % ALIGNED)
     yield len(head).to_bytes(8, "little") + head
-    yield from map(_data, tensors.values())
+    yield from map(data_of, tensors.values())
 
 
 def _kind(name: Any, tensor: Any) -> tuple[str, int]:
@@ -66,8 +66,8 @@ def _kind(name: Any, tensor: Any) -> tuple[str, int]:
     return found
 
 
-def _data(tensor: Any) -> Any:
-    """A tensor's numbers as bytes, in order."""
+def data_of(tensor: Any) -> Any:
+    """A tensor's numbers as bytes, in order; of torch or numpy."""
     if not str(tensor.dtype).startswith("torch."):
         return tensor.tobytes()
     # Numpy has no bfloat16. Whoever has such a tensor has imported torch.

@@ -198,6 +198,8 @@ class RequestBook:
             request.over = True
             if self.media is not None:
                 self.media.ended(request.submit)
+            if request.submit.embeds is not None:  # nobody computes it again
+                request.entry.submit = msgspec.structs.replace(request.submit, embeds=None)
             self.live.pop(request.key, None)
             size = entry_bytes(request.entry)
             self._over[request.key] = now, size

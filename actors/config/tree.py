@@ -77,6 +77,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     enable_return_hidden_states: bool = False
     """Let requests ask for hidden states (docs/pooling.md). Whoever may send requests then reads
     what the layers compute."""
+    enable_prompt_embeds: bool = False
+    """Let text completions bring their prompts as embeddings (docs/openai.md)."""
     max_model_len: int | None = None
     """Longest sequence, prompt and completion together; default: the model's own limit."""
     strict_max_tokens: bool = False
@@ -399,7 +401,8 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """How it writes its reasoning: auto (by its chat template) | none | a format of
     docs/reasoning.md, also by its name in vLLM or SGLang."""
     max_body_bytes: int | None = None
-    """Largest body of a request; default: 4 MiB, and 32 MiB where the model takes images."""
+    """Largest body of a request; default: 4 MiB, and 32 MiB where the model takes images or, with
+    enable_prompt_embeds, embeddings."""
     access_log: bool = True
     """Log a line for each HTTP request: status, tokens, times, never any text."""
     allowed_hosts: str | None = None

@@ -179,6 +179,15 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
     return {**_LEFT_OUT.get(str(nested.get("model_type")), {}), **nested}
 
 
+def embedding_width(config: dict[str, Any]) -> int:
+    """Numbers of a row of the model's embeddings. Raises `BadModel` where config.json says none."""
+    own = text_config(config)
+    for name in ("hidden_size", "n_embd", "d_model"):
+        if isinstance(own.get(name), int):
+            return int(own[name])
+    raise BadModel("enable_prompt_embeds: config.json has no hidden_size")
+
+
 def generation_defaults(path: Path) -> dict[str, Any]:
     """Sampling defaults and `eos_token_id` of generation_config.json; {} without the file.
 
@@ -416,7 +425,8 @@ def body_limit(config: Config) -> int:
     if wanted is not None:
         return wanted
     several = serves_models(config.models)  # some of which may take images
-    return MEDIA_BODY if several or takes_media(config) else TEXT_BODY
+    large = several or config.model.enable_prompt_embeds or takes_media(config)
+    return MEDIA_BODY if large else TEXT_BODY
 
 
 def bodies_limit(limit: int) -> int:

@@ -48,10 +48,10 @@ POOLED, POOLED_TOKENS = "pooled_", "pooled_tokens_"
 STEP_MODES = ("full_graph", "piecewise_graph", "program", "eager")
 """How a worker runs steps: decodes from one graph; graphs with attention between them; decodes from
 a program in C; operation by operation."""
-EAGER_REASONS = ("off", "images", "experts", "hidden_states", "adapters", "tokens", "prompts",
-                 "sequences")
+EAGER_REASONS = ("off", "images", "prompt_embeds", "experts", "hidden_states", "adapters", "tokens",
+                 "prompts", "sequences")
 """Why a step ran operation by operation: nothing is captured that could serve it; images are in it,
-or a request that is told its experts or hidden states;
+a prompt given as embeddings, or a request that is told its experts or hidden states;
 more tokens than any size that is captured; prompts in it, or more or other numbers of sequences
 than programs in C are for."""
 _PREFIX, _OF = "steps_", "_of_"

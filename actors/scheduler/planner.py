@@ -14,8 +14,10 @@ from actorium.actors.config.parsed_values import GRAMMAR, parse_speculative
 from actorium.actors.config.tree import Config
 from actorium.actors.messages import (
     BACKGROUND,
+    MAX_MESSAGE_BYTES,
     MAX_RESULT,
     Admit,
+    PromptEmbeds,
     Ready,
     RowDrafts,
     StepPlan,
@@ -342,7 +344,8 @@ class Planner:
         return len(draft.admits) > before
 
     def _add_admission(self, draft: PartialPlan, head: SequenceState) -> None:
-        if self._state.can_admit(head) and not self._state.fetch_prefix(head):
+        if draft.fits(head.request.submit.embeds) and self._state.can_admit(head) \
+                and not self._state.fetch_prefix(head):
             draft.admits.append(self._state.admit(head))
 
     # Both are called before the plan is begun, so that no sequence leaves a slot that it names.
@@ -400,3 +403,9 @@ class PartialPlan:
     """What the extends may take of that; None = all of it."""
     forced: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """As `PlanRecord.forced`."""
+
+    def fits(self, embeds: PromptEmbeds | None) -> bool:
+        """Returns whether a prompt's embeddings fit into the message beside those of others."""
+        return embeds is None or len(embeds.data) + sum(
+            [len(own.embeds.data) for own in self.admits if own.embeds is not None]
+        ) <= MAX_MESSAGE_BYTES // 2

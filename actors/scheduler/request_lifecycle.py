@@ -51,6 +51,10 @@ NO_ADAPTERS = Rejection("invalid_request", "adapter: this engine serves no LoRA 
                         "with --enable-lora")
 
 
+MAX_HELD_EMBEDS = 1 << 30
+"""Bytes of the prompts given as embeddings of all unfinished requests."""
+
+
 class RequestLifecycle:
     """Begins and ends requests, and keeps the parts that must know of both."""
 
@@ -122,6 +126,11 @@ class RequestLifecycle:
                 UnknownAdapter.code, f"model: {submit.adapter.name!r} is not served here")
         if self.draining:
             return Rejection("unavailable", "the engine is stopping")
+        if submit.embeds is not None and len(submit.embeds.data) + sum(
+                [len(own.submit.embeds.data) for own in state.requests.values()
+                 if own.submit.embeds is not None]) > MAX_HELD_EMBEDS:
+            return Rejection("queue_full", "prompt_embeds: with those of unfinished requests more "
+                             f"than {MAX_HELD_EMBEDS:,} bytes")
         full = state.queue.requests >= most + state.table.num_free
         if full and not state.queue.has_fair_share_left(submit.tenant, most):
             return Rejection("queue_full", f"{most} requests are waiting already")
@@ -250,6 +259,8 @@ class RequestLifecycle:
         """Takes a request off the counts: all its sequences have ended."""
         if self.media is not None:
             self.media.ended(request.submit)
+        if request.submit.embeds is not None:  # retained without them: nobody computes it again
+            request.submit = msgspec.structs.replace(request.submit, embeds=None)
         self.metrics.request_ended(request)
         if request.submit.trace is not None:
             self._ended_traced.append(request)

@@ -40,7 +40,12 @@ from actorium.actors.scheduler.answer_owners import AnswerOwners
 from actorium.actors.scheduler.cache.host_tier import HostTier
 from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
 from actorium.actors.scheduler.cache.page_allocator import NO_PAGES, AccountingError, Ints, Longs
-from actorium.actors.scheduler.cache.radix_cache import PrefixKey, PrefixMatch, media_key, shareable
+from actorium.actors.scheduler.cache.radix_cache import (
+    PrefixKey,
+    PrefixMatch,
+    prompt_key,
+    shareable,
+)
 from actorium.actors.scheduler.queue_policies import WaitingQueue
 from actorium.actors.scheduler.recovery.request_faults import RequestFaults
 from actorium.actors.scheduler.request_state import RequestState, SequenceState, request_name
@@ -235,9 +240,8 @@ class SchedulerState:
 
     def _key(self, sequence: SequenceState) -> PrefixKey:
         if sequence.key is None:
-            data = tokens_of(sequence)
-            if media := sequence.request.submit.media:
-                data = media_key(data, media, self.kv_cache.page_size)
+            data = prompt_key(tokens_of(sequence), sequence.request.submit,
+                              self.kv_cache.page_size)
             sequence.key = PrefixKey(sequence.weights + sequence.salt, data)
         return sequence.key
 
@@ -379,6 +383,7 @@ class SchedulerState:
         tokens = tokens_of(sequence)
         self.table.add(sequence, pages)
         adapter = 0 if self.adapters is None else self.adapters.admitted(sequence)
+        embeds = sequence.request.submit.embeds
         owner = 0 if self.answer_owners is None else self.answer_owners.number(
             sequence.weights + sequence.salt)
         self.prefilling.append(sequence)
@@ -386,7 +391,8 @@ class SchedulerState:
                      cached_len=cached, pages=np.concatenate(pages).tobytes(),
                      params=sequence.request.params, seed=sequence.seed, checkpoint=checkpoint,
                      media=sequence.request.submit.media, adapter=adapter,
-                     pooling=sequence.request.submit.pooling, answers=owner)
+                     pooling=sequence.request.submit.pooling, answers=owner,
+                     embeds=None if embeds is None else embeds.behind(cached))
 
     def _first_admission(self, sequence: SequenceState, cached: int) -> None:
         if not sequence.counted:

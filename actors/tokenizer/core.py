@@ -22,6 +22,7 @@ from actorium.actors.config.tree import Config
 from actorium.actors.core import CLIENT, Context, Core, Health, Send
 from actorium.actors.errors import Aborted, ActoriumError, EngineUnavailable, InvalidRequest
 from actorium.actors.messages import (
+    MAX_EMBEDS,
     Abort,
     AbortRequest,
     Accepted,
@@ -101,6 +102,8 @@ class TokenizerCore(Core):
         self._ctx = ctx
         self.journal = journal or InflightJournal(actor="tokenizer")
         self._config = ctx.config
+        if ctx.config.model.enable_prompt_embeds:
+            self.client_inbox_bytes += MAX_EMBEDS
         self._model: TextModel | None = None
         self._announced = False
         self._seeds = defaults.Seeds(ctx.config.model.seed, ctx.entropy)
@@ -378,7 +381,8 @@ class TokenizerCore(Core):
             rules=defaults.token_rules(message.params, model, thought_rule(
                 message, ids, resolved.max_tokens, model)), cache_salt=message.cache_salt,
             media=prompt.media, created=message.created, trace=self._trace(entry),
-            adapter=NamedAdapter(message.adapter) if message.adapter else None, pooling=pooling)))
+            adapter=NamedAdapter(message.adapter) if message.adapter else None, pooling=pooling,
+            embeds=prompt.embeds)))
         self._remember(key, len(ids), now)
         self._reply(client, Accepted(message.rid, len(ids)))
 

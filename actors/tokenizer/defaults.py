@@ -39,6 +39,8 @@ class ModelFacts(Struct, frozen=True):
     """The format of the model's thoughts."""
     pooling: PoolingShape | None = None
     """How prompts are pooled; None: they are completed alone."""
+    embeds_hidden: int = 0
+    """Width of the rows of prompts given as embeddings; 0 = none are taken."""
     strict_max_tokens: bool = False
     """Refuse a max_tokens that does not fit the context, instead of cutting it."""
 

@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import logging
 import threading
+from array import array
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
+from actorium.actors import prompt_embeds
 from actorium.actors.errors import InvalidRequest, context_overflow
 from actorium.actors.media.prompt_media import cut
-from actorium.actors.messages import Detokenize, Generate, MediaItem, Tokenize, TurnPart
+from actorium.actors.messages import (
+    Detokenize,
+    Generate,
+    MediaItem,
+    PromptEmbeds,
+    Tokenize,
+    TurnPart,
+)
 from actorium.actors.tokenizer import defaults
 from actorium.actors.tokenizer.chat_template import (
     PromptEnding,
@@ -30,6 +39,8 @@ SHORT_CHARS = 1 << 14
 SHORT_TURNS = 128
 SHORT_IDS = 1 << 13
 """Token ids above which a prompt is encoded on a thread; shorter ones take at most some 20 ms."""
+EMBEDS_BYTES = 512
+"""Bytes of embeddings that are checked and hashed in the time that a character takes."""
 SHORT_TICKS = 20_000
 SHOWN = 4
 """Calls of a conversation that a line of the log names."""
@@ -44,6 +55,8 @@ class EncodedPrompt(NamedTuple):
     """Its images and videos, in order."""
     pair_start: int = 0
     """Index of the first token of a second text; 0 = there is none."""
+    embeds: PromptEmbeds | None = None
+    """What takes the place of the ids, which are 0."""
 
     @property
     def column(self) -> bytes:
@@ -86,6 +99,8 @@ class PromptEncoder:
         it."""
         if isinstance(message, Detokenize):
             return len(message.tokens) * SHORT_CHARS // (4 * SHORT_IDS)
+        if isinstance(message, Generate) and message.embeds is not None:
+            return len(message.embeds.data) // EMBEDS_BYTES
         if message.messages is None:
             pair = message.text_pair if isinstance(message, Generate) else None
             return len(message.text or "") + len(pair or "")
@@ -125,11 +140,13 @@ class PromptEncoder:
 
     def _checked(self, message: Generate, render: Callable[[PromptRequest], str]) -> EncodedPrompt:
         model = self._model
-        given = [name for name in ("text", "tokens", "messages")
+        given = [name for name in ("text", "tokens", "messages", "embeds")
                  if getattr(message, name) is not None]
         if len(given) != 1:
-            raise InvalidRequest("prompt: exactly one of text, tokens and messages must be set, "
-                                 f"got {' and '.join(given) or 'none'}", "prompt")
+            raise InvalidRequest("prompt: exactly one of text, tokens, messages and embeds must be "
+                                 f"set, got {' and '.join(given) or 'none'}", "prompt")
+        if message.embeds is not None:
+            return self._of_embeds(message, message.embeds)
         pooled = message.pooling is not None
         room = 0 if pooled else 1
         keep = self._keep(message, room and (message.params.max_tokens or 1))
@@ -172,6 +189,19 @@ class PromptEncoder:
         if self._model.media is not None:
             self._model.media.check_none(ids, "prompt")
         return EncodedPrompt(ids, [])
+
+    def _of_embeds(self, message: Generate, embeds: PromptEmbeds) -> EncodedPrompt:
+        """Returns the prompt of a message that has embeddings. Raises `InvalidRequest`."""
+        facts = self._model.facts
+        for name, asked in (("media", message.media), ("pooling", message.pooling),
+                            ("truncate_prompt_tokens", message.truncate_prompt_tokens),
+                            ("prompt_logprobs", message.params.prompt_logprobs)):
+            if asked not in ([], None):
+                raise InvalidRequest(f"{name}: not with {prompt_embeds.FIELD}", name)
+        embeds = prompt_embeds.checked(embeds, facts.embeds_hidden)
+        ids = array("i", bytes(4 * embeds.rows))
+        defaults.check_prompt(ids, facts, prompt_embeds.FIELD, 1)
+        return EncodedPrompt(ids, [], embeds=embeds)
 
     def _keep(self, message: PromptRequest, room: int) -> int | None:
         """Returns how many last tokens make up the prompt; None = all. room: tokens to follow."""

@@ -76,6 +76,8 @@ class TextModel:
         self.facts = ModelFacts(
             vocab_size=size, max_model_len=longest, eos_ids=eos, pooling=pooling,
             strict_max_tokens=config.model.strict_max_tokens,
+            embeds_hidden=models.embedding_width(self._json)
+            if config.model.enable_prompt_embeds else 0,
             generation=models.usable_defaults(self.path, generation),
             has_tokenizer=self._tokenizer is not None,
             reasoning=format_chosen(config.gateway.reasoning_parser,
@@ -237,6 +239,7 @@ class TextModel:
             **self._templates.info(),
             **pooling_info(self.facts.pooling),
             "media": None if self.media is None else self.media.info(),
+            "prompt_embeds": self.facts.embeds_hidden > 0,
             "generation_defaults": self.facts.generation,
             "limits": {
                 "message_bytes": MAX_CLIENT_MESSAGE_BYTES, "n": self.facts.max_n,

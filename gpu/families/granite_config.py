@@ -98,7 +98,7 @@ def _multiplied(get: Fields, shape: ModelShape) -> ModelShape:
         shape, qkv_bias=bias, o_bias=bias, norm_eps=shape.norm_eps / residual**2,
         attention_scale=get.float("attention_multiplier"),
         embed_scale=get.float("embedding_multiplier") / residual, stream_scale=residual,
-        logit_scale=1 / get.float("logits_scaling"))
+        scales_given=True, logit_scale=1 / get.float("logits_scaling"))
 
 
 def granite_hybrid_layer(s: ModelShape, i: int, at: str) -> list[TensorSpec]:

@@ -116,6 +116,8 @@ class ModelShape:
     head_bias: bool = False
     embed_scale: float = 1.0
     """On the embeddings."""
+    scales_given: bool = False
+    """As well on rows of prompts given as embeddings; else these are as behind it."""
     stream_scale: float = 1.0
     """What hidden states between layers are to be multiplied by, to be those of the checkpoint's
     own class."""

@@ -41,7 +41,7 @@ from actorium.gpu.parallel.rank_group import LoneRank, RankGroup
 from actorium.gpu.parallel.split_layers import SplitEmbedding, SplitHead
 from actorium.gpu.passes.canonical_ops import add, layer_norm, logits, norm, unmade
 from actorium.gpu.plan.graph_memory import NOTHING_DECODED
-from actorium.gpu.step.batch import ForwardBatch, with_deepstack, with_embeddings
+from actorium.gpu.step.batch import ForwardBatch, ImageRows, with_deepstack, with_embeddings
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.states import RecurrentBatch
 from actorium.gpu.vision.tower import VisionTower
@@ -312,7 +312,8 @@ class Decoder(LoadedModel):
     def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[KVPagePool],
                 recurrent: RecurrentBatch | None = None) -> Tensor:
         batch = batches[0]
-        hidden = self.embedded(batch.tokens, batch.turned_to, batch.types)
+        hidden = self.embedded(batch.tokens, batch.turned_to, batch.types, batch.given)
+        batch.given = None  # no layer's temporaries lie beside it
         ropes = [*self.ropes_at(batch.turned_to), *self.token_inputs(batch.tokens, hidden)]
         return self.run_layers(with_embeddings(batch.images, hidden), batches, pools, recurrent,
                                ropes)
@@ -345,11 +346,14 @@ class Decoder(LoadedModel):
             own = stream.clone() if isinstance(stream, Tensor) else settled(stream)
             batch.tapped[layer] = own if scale == 1 else own * scale
 
-    def embedded(self, tokens: Tensor, positions: Tensor, types: Tensor | None = None) -> Tensor:
+    def embedded(self, tokens: Tensor, positions: Tensor, types: Tensor | None = None,
+                 given: ImageRows | None = None) -> Tensor:
         """What goes into the first layer. tokens, positions, types: i64[T] -> [T, hidden]; types:
-        None = all 0."""
+        None = all 0; given: of prompts that are embeddings."""
         hidden, scale, late = self.embeddings(tokens), self.shape.embed_scale, False
-        hidden = hidden if scale == 1 else hidden * scale
+        if self.shape.scales_given:
+            hidden, given = with_embeddings(given, hidden), None
+        hidden = with_embeddings(given, hidden if scale == 1 else hidden * scale)
         if self.types is not None:
             alone = types is None or len(self.types) == 1
             hidden = hidden + (self.types[0] if alone else self.types[types])

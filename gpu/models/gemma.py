@@ -23,6 +23,7 @@ from actorium.gpu.models.forward_context import ForwardContext
 from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.models.mlp import Mixture, dense, mixture, mixture_fused
 from actorium.gpu.passes import canonical_ops as ops
+from actorium.gpu.step.batch import ImageRows
 from actorium.gpu.weights.loader import Fused
 from actorium.kernels.inputs import InputForm
 from actorium.kernels.linear import Linear
@@ -190,8 +191,9 @@ class GemmaLM(Decoder):
             assert isinstance(last, AltUpLayer)
             last.streams = self.streams
 
-    def embedded(self, tokens: Tensor, positions: Tensor, types: Tensor | None = None) -> Tensor:
-        hidden = super().embedded(tokens, positions, types)
+    def embedded(self, tokens: Tensor, positions: Tensor, types: Tensor | None = None,
+                 given: ImageRows | None = None) -> Tensor:
+        hidden = super().embedded(tokens, positions, types, given)
         return hidden if self.shape.altup is None else self.streams.spread(hidden)
 
     def token_inputs(self, tokens: Tensor, hidden: Tensor) -> list[Tensor]:

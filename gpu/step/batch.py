@@ -67,6 +67,9 @@ class ForwardBatch:
     the first."""
     images: ImageRows | None = None
     """What rows have of images; None where none has. Read of the first group's batch."""
+    given: ImageRows | None = None
+    """Likewise, of prompts given as embeddings: rows of the embedding table are replaced, before
+    anything is done to them."""
     tapped: dict[int, Tensor] = field(default_factory=dict)
     """[T, hidden] of what went into layers, by their numbers: the first group's batch gets those
     that an EAGLE-3 head takes."""
@@ -132,8 +135,10 @@ class ImageRows:
 
 def with_embeddings(images: ImageRows | None, hidden: Tensor) -> Tensor:
     """What goes into the first layer: hidden, [T, hidden], with the images' rows written in
-    place of the placeholders'."""
-    return hidden if images is None else hidden.index_copy_(0, images.places, images.embeddings)
+    place of the placeholders'; or with those of prompts given as embeddings."""
+    if images is None:
+        return hidden
+    return hidden.index_copy_(0, images.places, images.embeddings.to(hidden.dtype))
 
 
 def with_deepstack(images: ImageRows | None, layer: int, stream: HiddenStream) -> HiddenStream:

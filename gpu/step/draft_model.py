@@ -95,8 +95,8 @@ class DraftModelProposer:
     def _extend(self, batch: ForwardBatch) -> None:
         """Keys and values of what the step extends."""
         batch = extends_alone(batch)
-        self._forward(replace(batch, rope_positions=None, images=None, types=None,
-                              hidden=None))
+        self._forward(replace(batch, rope_positions=None, images=None, given=None,
+                              types=None, hidden=None))
 
     def _remember(self, step: InputBatch, sampled: Array, counts: Array) -> None:
         """Note the tokens that the step emitted."""

@@ -15,6 +15,7 @@ from actorium.gpu.graphs.capture import Capturer
 from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner, GraphReplay
 from actorium.gpu.plan.graph_memory import GraphShape
 from actorium.gpu.step.forward import CapturedLayers, StepCounts, StepModel
+from actorium.gpu.step.given_rows import take_rows
 from actorium.gpu.step.hidden_rows import hidden_results, hidden_tap
 from actorium.gpu.step.host_pages import HostPages, PageStaging
 from actorium.gpu.step.input_batch import (
@@ -173,6 +174,8 @@ class ModelRunner:
             fill_batch(self.tables, step, up)
             if images is not None:
                 images.apply(step.batches)
+            if self.tables.given:
+                step.batches[0].given = take_rows(step.batches[0], self.tables.given)
             self._run(plan, step, up, out, routed)
         else:
             rows, counts = self._replay(captured, step, up, out)
@@ -288,6 +291,8 @@ class ModelRunner:
             why = "off"
         elif not as_text:
             why = "images"
+        elif step.batches[0].given is not None:
+            why = "prompt_embeds"
         elif size := self.segments.serves(step):
             self.served.add(self.segments.serves_as, size)
             return self.segments.forward(step, self.pools, recurrent)

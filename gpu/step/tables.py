@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from actorium.actors.messages import Admit
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.step.drafts import DraftTables
+from actorium.gpu.step.given_rows import GivenRows
 from actorium.gpu.step.pooled_rows import PooledPrompt
 from actorium.gpu.step.staging import Array, DeviceArrays, HostArrays, Upload
 from actorium.gpu.step.token_history import TokenHistory
@@ -119,6 +120,8 @@ class SlotTables:
         self.sequences: dict[int, SlotRequest] = {}
         self.pooled: dict[int, PooledPrompt] = {}
         """Those of them that are pooled, not sampled."""
+        self.given: dict[int, GivenRows] = {}
+        """Those whose prompts are given as embeddings, until these are computed."""
         self.routed: set[int] = set()
         """Slots of those whose experts are told."""
         self._count_rows: dict[int, int] = {}
@@ -168,6 +171,7 @@ class SlotTables:
     def _forget(self, slot: int) -> None:
         self.sequences.pop(slot, None)
         self.pooled.pop(slot, None)
+        self.given.pop(slot, None)
         self.routed.discard(slot)
         self.flags[slot] = self.answers[slot] = 0
         self.host_len[slot] = 0
@@ -192,6 +196,8 @@ class SlotTables:
                                                  a.params, images)
             if a.pooling is not None:
                 self.pooled[a.slot] = PooledPrompt(a.pooling, len(tokens))
+            if a.embeds is not None:
+                self.given[a.slot] = GivenRows(a.cached_len, a.embeds)
             if a.params.routed_experts:
                 self.routed.add(a.slot)
             self.host_len[a.slot] = self.host_low[a.slot] = len(tokens)
@@ -330,9 +336,10 @@ class SlotTables:
         return row
 
     def _token_counts(self, a: Admit, tokens: I32) -> I32:
-        """i32[vocab]: the tokens of a sequence."""
+        """i32[vocab]: the tokens of a sequence; a prompt given as embeddings has none."""
         counted = np.bincount(tokens[a.prompt_len:], minlength=self.vocab).astype(np.int32)
-        counted[tokens[:a.prompt_len]] |= PROMPT_BIT
+        if a.embeds is None:
+            counted[tokens[:a.prompt_len]] |= PROMPT_BIT
         return counted
 
     def _grow_counts(self) -> None:

@@ -44,6 +44,7 @@ from actorium.gpu.passes.pass_manager import keep_all
 from actorium.gpu.plan.graph_memory import Graphs
 from actorium.gpu.plan.memory_plan import MemoryPlan
 from actorium.gpu.plan.weight_bytes import bytes_by_format
+from actorium.gpu.step.given_rows import check_prompt_embeds
 from actorium.gpu.step.hidden_rows import hidden_sizes
 from actorium.gpu.step.routed_experts import routing_of
 from actorium.gpu.step.runner import ModelRunner
@@ -159,6 +160,7 @@ def _load(config: Config, epoch: int, device: torch.device, report: ReportPhase,
     check_positions(config, shape, available_memory())
     check_tiers(config, shape)
     check_adapters(config, shape)
+    check_prompt_embeds(config, shape)
     if shape.bidirectional and config.memory.kv_cache_dtype != "auto":
         raise BadConfig(f"kv_cache_dtype: {config.memory.kv_cache_dtype}: nothing is kept of "
                         "prompts whose tokens attend to both sides", "memory.kv_cache_dtype")

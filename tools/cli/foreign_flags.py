@@ -249,8 +249,8 @@ REFUSED = (
     Group("code comes from installed packages alone (docs/plugins.md)", unless="auto",
           valued="worker-cls"),
     Group("tokenizer.json is read", unless="auto fast slow hf", valued="tokenizer-mode"),
-    Group("prompts are text or token ids, images and videos files: vLLM's tensors are a pickle, "
-          "which runs code as it is read", "prompt-embeds mm-embeds"),
+    Group("images and videos are files: vLLM's tensors are a pickle, which runs code as it is "
+          "read", "mm-embeds"),
     Group("ask for it in the request",
           "return-tokens-as-token-ids force-include-usage return-input-ids return-output-ids "
           "stream-response-default-include-usage"),

@@ -14,7 +14,7 @@ from actorium.actors.cluster.routing.prefix_index import PrefixIndex
 from actorium.actors.messages import Submit
 from actorium.actors.runtime.splitmix64 import splitmix64
 from actorium.actors.scheduler.cache.page_numbers import Hashes, prefix_hashes, root_hash
-from actorium.actors.scheduler.cache.radix_cache import media_key
+from actorium.actors.scheduler.cache.radix_cache import prompt_key
 from actorium.actors.scheduler.request_state import salt_of
 
 FIRST_RATE = 4000.0
@@ -177,11 +177,10 @@ def believed_rates(views: Sequence[ReplicaView], now: float) -> list[float]:
 
 
 def pages_of(submit: Submit, page_size: int) -> Hashes:
-    """The numbers of a prompt's whole pages; those of images differ as the caches' keys do."""
-    salt, data = salt_of(submit), submit.prompt
-    if submit.media:
-        data = media_key(data, submit.media, page_size)
-    return prefix_hashes(data, page_size, root_hash(salt))
+    """The numbers of a prompt's whole pages; those of images and of embeddings differ as the
+    caches' keys do."""
+    return prefix_hashes(prompt_key(submit.prompt, submit, page_size), page_size,
+                         root_hash(salt_of(submit)))
 
 
 def new_routing_policy(routing: str, seed: int, index: PrefixIndex, page_size: int, slots: int

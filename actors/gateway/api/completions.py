@@ -38,7 +38,8 @@ from actorium.actors.gateway.engine_call import EngineCall
 from actorium.actors.gateway.http.http_errors import bad_field
 from actorium.actors.gateway.http.replies import sse_event
 from actorium.actors.gateway.served_model import AnyTokenTexts, ServedModel, TokenIdTexts
-from actorium.actors.messages import TokenLogprob
+from actorium.actors.messages import PromptEmbeds, TokenLogprob
+from actorium.actors.prompt_embeds import of_file
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default; a chat goes on to the end of the context."""
@@ -47,7 +48,10 @@ DEFAULT_MAX_TOKENS = 16
 class CompletionBody(SamplingFields, kw_only=True):
     """A text completion's request."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: str | list[str | int | list[int]] | None = None
+    prompt_embeds: bytes | list[bytes] | None = None
+    """Prompts given as embeddings, which come before those of `prompt`: base64 of a safetensors
+    file with the tensor prompt_embeds, [tokens, hidden]."""
     echo: bool = False
     logprobs: int | None = None
     suffix: str | None = None
@@ -55,9 +59,19 @@ class CompletionBody(SamplingFields, kw_only=True):
     add_special_tokens: bool = True
     return_prompt_token_ids: bool = False
 
-    def prompts(self, max_model_len: int) -> list[str | list[int]]:
-        """Returns one or several prompts, as text or as token ids. Raises `HttpError`."""
+    def prompts(self, max_model_len: int) -> list[str | list[int] | PromptEmbeds]:
+        """Returns one or several prompts, as embeddings, text or token ids. Raises `HttpError`."""
+        embeds = self.prompt_embeds or []
+        files = [embeds] if isinstance(embeds, bytes) else embeds
+        others = [] if files and not self.prompt else self._prompts(max_model_len)
+        if len(files) + len(others) > MAX_PROMPTS:
+            raise bad_field("prompt_embeds", f"at most {MAX_PROMPTS} prompts")
+        return [*map(of_file, files), *others]
+
+    def _prompts(self, max_model_len: int) -> list[str | list[int]]:
         given: Any = self.prompt
+        if given is None:
+            raise bad_field("prompt", "is required")
         if isinstance(given, str):
             return [given]
         kinds = set(map(type, given))
@@ -91,6 +105,13 @@ class CompletionBody(SamplingFields, kw_only=True):
 
     def check(self) -> None:
         """Raises `HttpError` for unsupported fields."""
+        if self.prompt_embeds:
+            for name in ("echo", "suffix", "prompt_logprobs", "truncate_prompt_tokens",
+                         "return_token_ids", "return_prompt_token_ids"):
+                if getattr(self, name) not in (None, False):
+                    raise bad_field(name, "not together with prompt_embeds")
+            if not self.add_special_tokens:
+                raise bad_field("add_special_tokens", "not together with prompt_embeds")
         if self.suffix:
             for name in ("truncate_prompt_tokens", "prompt_logprobs"):
                 if getattr(self, name) is not None:
@@ -189,6 +210,8 @@ class CompletionsTurn(HttpTurn):
         wants_ids = (body.wants_prompt_ids or body.cuts_right
                      or (body.echo and body.logprobs is not None))
         for prompt in self._prompts:
+            if isinstance(prompt, PromptEmbeds):
+                return  # `check` has refused whatever needs a prompt's ids
             if body.suffix:
                 if isinstance(prompt, list):
                     raise bad_field("suffix", "only with prompts that are texts")

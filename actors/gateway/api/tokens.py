@@ -19,6 +19,7 @@ from actorium.actors.gateway.http.http_errors import bad_field
 from actorium.actors.gateway.http.replies import JsonReply
 from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.gateway.served_model import TokenTexts
+from actorium.actors.messages import PromptEmbeds
 
 
 class TokenizeBody(Struct, kw_only=True):
@@ -107,6 +108,8 @@ async def prompt_ids(client: AsyncClient, request: Request) -> list[int]:
             mm_processor_kwargs=request.mm_processor_kwargs)
     if isinstance(request.prompt, str):
         return await client.tokenize(request.prompt)
+    if isinstance(request.prompt, PromptEmbeds):
+        raise bad_field("prompt_embeds", "has no token ids")
     return list(request.prompt or ())
 
 

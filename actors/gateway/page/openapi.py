@@ -221,7 +221,8 @@ def document(guarded: Callable[[str], bool] = lambda path: False) -> dict[str, A
     for component in components.values():
         for name in (*UNSUPPORTED, *unsupported_in(GenerateBody), *unsupported_in(OllamaOptions),
                      *unsupported_in(LlamaCompletionBody), "_debug_render_only"):
-            component.get("properties", {}).pop(name, None)
+            if "anyOf" not in component.get("properties", {}).get(name, {}):
+                component.get("properties", {}).pop(name, None)
     refusals = dict(zip(ErrorStyle, schemas[-len(ErrorStyle):], strict=True))
     found = iter(schemas)
     shapes = {name: (next(found) if one.body is not None else None, next(found))

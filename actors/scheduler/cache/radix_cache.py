@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from actorium.actors.messages import MediaItem
+from actorium.actors.messages import MediaItem, Submit
 from actorium.actors.scheduler.cache.eviction import TreePages
 from actorium.actors.scheduler.cache.page_allocator import NO_PAGES, Ints
 from actorium.actors.scheduler.cache.tree_nodes import TreeNode, below
@@ -307,9 +307,29 @@ def _common_tokens(key: bytes, data: bytes, at: int, size: int) -> int:
 
 TOKEN = 4
 """Bytes of an id."""
+DIGEST = 32
+"""Bytes of a SHA-256."""
 HASHED = 0x80
 """In the last byte of a page's first id: no id has it, so that no text's page equals an image's."""
 ALL = 2**31 - 1
+
+
+def prompt_key(tokens: bytes, submit: Submit, page_size: int) -> bytes:
+    """Returns the bytes of a `PrefixKey`. tokens: i4[n], of a sequence of this request."""
+    if submit.embeds is not None:
+        return embeds_key(tokens, submit.embeds.digests, page_size)
+    return media_key(tokens, submit.media, page_size) if submit.media else tokens
+
+
+def embeds_key(tokens: bytes, digests: bytes, page_size: int) -> bytes:
+    """Returns the same where the prompt is rows with these digests: the ids of a page that holds
+    any give way to a hash of them and of its rows' digests."""
+    data, size, own = bytearray(tokens), page_size * TOKEN, page_size * DIGEST
+    for page in range(min(-(-len(digests) // own), len(data) // size)):
+        at = page * size
+        _hide_page(data, at, size, sha256(
+            data[at:at + size] + digests[page * own:(page + 1) * own]).digest())
+    return bytes(data)
 
 
 def media_key(tokens: bytes, media: Sequence[MediaItem], page_size: int) -> bytes:
@@ -332,10 +352,15 @@ def media_key(tokens: bytes, media: Sequence[MediaItem], page_size: int) -> byte
             if item.start < first + page_size and item.end > first:
                 about = f"{item.start - first} {item.video} {item.seconds}"
                 digest.update(item.key + about.encode())
-        own = bytearray((digest.digest() * -(-size // digest.digest_size))[:size])
-        own[TOKEN - 1] |= HASHED
-        data[at:at + size] = own
+        _hide_page(data, at, size, digest.digest())
     return bytes(data)
+
+
+def _hide_page(data: bytearray, at: int, size: int, digest: bytes) -> None:
+    """Puts a hash in the place of a page's ids, `size` bytes from `at` on."""
+    own = bytearray((digest * -(-size // DIGEST))[:size])
+    own[TOKEN - 1] |= HASHED
+    data[at:at + size] = own
 
 
 def shareable(media: Sequence[MediaItem], computed: int) -> int:

@@ -20,6 +20,7 @@ from actorium.actors.messages import (
     Delta,
     Generate,
     Pooled,
+    PromptEmbeds,
     Rejected,
     Resume,
     TextBatch,
@@ -167,7 +168,8 @@ def test_a_text_is_turned_into_tokens_first() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"messages": [{"role": "user", "content": "a"}]},
-                                    {"prompt": [1], "truncate_prompt_tokens": 3}])
+                                    {"prompt": [1], "truncate_prompt_tokens": 3},
+                                    {"prompt": PromptEmbeds(1, bytes(4))}])
 def test_prompts_of_other_forms_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="hidden_states: of a prompt of text or token ids"):
         encode_request("r", Request(params=WANTED, **fields))

@@ -123,7 +123,7 @@ def test_an_end_that_only_the_settings_ask_for_is_added(tmp_path: Path) -> None:
     (pooled(text="a", params=SamplingParams(n=2)), "params: nothing is sampled where a prompt is"),
     (pooled(text="a", dimensions=3), "dimensions: for embed alone, the task is classify"),
     (pooled(tokens=i4([1]), text_pair="b"), "text_pair: with a prompt of text"),
-    (pooled(), "prompt: exactly one of text, tokens and messages")])
+    (pooled(), "prompt: exactly one of text, tokens, messages and embeds")])
 def test_what_cannot_be_served_is_refused_by_name(tmp_path: Path, message: Generate,
                                                   why: str) -> None:
     assert refusal(asked(tmp_path), message).startswith(f"invalid_request: {why}")
