@@ -93,7 +93,7 @@ def program(path: Path, architecture: str) -> Cell:
     if opened.runner.segments is None:
         return f"no: {opened.info.no_graphs.partition(': ')[2]}"
     captured = bits_of(opened.runner, asked()[:3])
-    assert opened.runner.served["program"] > 5
+    assert opened.runner.served["program"] > 3  # of 5 steps of decodes alone
     opened.runner.segments = None
     assert bits_of(opened.runner, asked()[:3]) == captured
     return "yes"
