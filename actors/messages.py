@@ -887,8 +887,8 @@ class StepResult(Message):
     encode_us: Count = 0
     """Part of busy_us that went into images and videos."""
     failed: list[tuple[Slot, Short, Short]] = []
-    """Rows whose requests fail, as their images cannot be had or their logits processors raise:
-    (slot, an `errors.CODES` name, why). What was computed of them means nothing."""
+    """Extends whose images cannot be had: (slot, an `errors.CODES` name, why). What was computed of
+    them means nothing."""
     lost: Column = b""
     """i4[n]: host slots of `StepPlan.load` that are corrupt: their pages were not copied."""
     pooled: list[tuple[Slot, Pooled]] = []

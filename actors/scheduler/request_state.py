@@ -316,11 +316,6 @@ class PlanRecord(NamedTuple):
     """sid -> the drafts of `StepPlan.forced`."""
 
     @property
-    def sids_by_slot(self) -> dict[int, int]:
-        """Of extends and decodes."""
-        return dict(zip(self.slots.tolist(), self.sids.tolist(), strict=True)) | self.extends
-
-    @property
     def decodes(self) -> int:
         """How many of the rows are decodes."""
         return len(self.slots) - self.firsts

@@ -384,9 +384,8 @@ def apply_media(state: SchedulerState, record: PlanRecord,
         sequence.shareable = shareable(sequence.request.submit.media, computed)
         state.cache_prefix(sequence, state.table.pages_of(slot), sequence.computed)
     ended = {}
-    sids = record.sids_by_slot if failed else {}
     for slot, why in failed.items():
-        owner = state.sequences.get(sids.get(slot, 0))
+        owner = state.sequences.get(record.extends.get(slot, 0))
         if owner is not None:
             ended[owner.request.key] = owner.request, why
     return list(ended.values())

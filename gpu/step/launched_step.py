@@ -9,7 +9,6 @@ import numpy as np
 
 from actorium.actors.messages import Pooled, StepPlan, StepResult
 from actorium.gpu.step.input_batch import PromptLogprobRows
-from actorium.gpu.step.logits_processing import ProcessedStep
 from actorium.gpu.step.pooled_rows import PooledStep
 from actorium.gpu.step.result_logprobs import prompt_logprobs, row_logprobs
 from actorium.gpu.step.routed_experts import RoutedStep
@@ -40,8 +39,6 @@ class LaunchedStep:
     drafts: Download | None = None
     """New drafts of the sequences with masks, which the scheduler must know."""
     media: MediaReport = MediaReport()
-    processed: ProcessedStep | None = None
-    """Of rows with logits processors."""
     drafted: bytes = b""
     """`StepResult.draft_counts`"""
     lost: Callable[[], bytes] = bytes
@@ -67,11 +64,10 @@ class LaunchedStep:
                 self.learn(emitted.astype(np.int32))
         if self.drafts is not None:
             drafts = self.drafts.wait()[0].astype(np.int32).tobytes()
-        failed = self.media.failed + (self.processed.failed(counts) if self.processed else [])
         return StepResult(
             self.plan.epoch, self.plan.step, counts.tobytes(), tokens, finish,
             row_logprobs(self.ranked, self.ranked_values, counts),
             prompt_logprobs(self.prompts, self.prompt_values), busy_us, idle_us, drafts, late_us,
-            *self.media._replace(failed=failed), self.lost(),
+            *self.media, self.lost(),
             self.hidden + (self.pooled.results() if self.pooled else []), self.drafted,
             experts=self.experts.results(counts) if self.experts else [])

@@ -3,47 +3,17 @@ parameters count, and keeps those requests' tokens on the device for it, so that
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actorium.actors.errors import Quarantined, shown
 from actorium.actors.plugins.logits_processors import LogitsProcessor, ProcessedRows
 from actorium.gpu.step.input_batch import InputBatch
 from actorium.gpu.step.sampler import SamplerOutput
-from actorium.gpu.step.staging import Download, Upload
+from actorium.gpu.step.staging import Upload
 from actorium.gpu.step.tables import PROCESSES, SlotTables
-
-LOG = logging.getLogger("actorium.model")
-
-
-class ProcessedStep(NamedTuple):
-    """Which rows of a step under way were processed, and what became of them."""
-
-    sampled: NDArray[np.int64]
-    """Of each processed row: the number of its sequence among the sampled ones."""
-    places: NDArray[np.int64]
-    """How many drafts precede it."""
-    slots: NDArray[np.int32]
-    faults: Mapping[int, str]
-    """Of rows whose processors failed; their logits mean nothing."""
-    finite: Download
-    """bool[rows]: whether each has a largest logit, which is a number."""
-
-    def failed(self, counts: NDArray[np.uint8]) -> list[tuple[int, str, str]]:
-        """Waits for the step, and returns `StepResult.failed`: of the rows that tokens were drawn
-        from. Those behind a draft that was not accepted do not count. counts: emitted tokens of
-        each sampled sequence."""
-        faults = dict.fromkeys(np.flatnonzero(~self.finite.wait()[0]).tolist(),
-                               "their logits leave no token to choose, or are not numbers")
-        faults |= self.faults
-        return [(int(self.slots[row]), Quarantined.code, f"logits_processors: {why}"[:4096])
-                for row, why in sorted(faults.items())
-                if self.places[row] < counts[self.sampled[row]]]
 
 
 class LogitsProcessing:
@@ -68,58 +38,43 @@ class LogitsProcessing:
             "histories": up.add(history.rows_of(step.row_slots[rows])),
             "kept": up.add(history.rows_of(step.slots)), "first": up.add(first)}
 
-    def apply(self, step: InputBatch, up: Upload, logits: Tensor) -> tuple[Tensor, ProcessedStep]:
+    def apply(self, step: InputBatch, up: Upload, logits: Tensor) -> Tensor:
         """Returns the step's logits with those of the processed rows changed: [rows, V], float32.
 
-        Each row is processed as if the drafts before it were the sequence's tokens. A processor
-        that raises, or gives something else than logits, spoils the rows of its request alone.
+        Each row is processed as if the drafts before it were the sequence's tokens. Raises
+        `ValueError` naming a processor that gives something else than logits.
         """
         arrays, chosen = self._tables.arrays, np.flatnonzero(step.flags & PROCESSES)
         of_rows = arrays.tensor(arrays.long(up[step.staged["processed"]]))
         logits = logits.float()
         block, facts = logits[of_rows], self._facts(step, up, chosen)
-        slots, faults = step.row_slots[chosen], dict[int, str]()
-        calls = [self._tables.sequences[slot].params.processors for slot in slots.tolist()]
+        calls = [self._tables.sequences[slot].params.processors
+                 for slot in step.row_slots[chosen].tolist()]
         for turn in range(max(map(len, calls))):
             rows_by_name: dict[str, list[int]] = {}
             for row, own in enumerate(calls):
-                if turn < len(own) and row not in faults:
+                if turn < len(own):
                     rows_by_name.setdefault(own[turn].name, []).append(row)
             for name, rows in rows_by_name.items():
-                args = [own[turn].args if turn < len(own) else {} for own in calls]
-                faults |= self._change(name, block, rows, facts._replace(args=args))
+                args = [calls[row][turn].args for row in rows]
+                if len(rows) == len(calls):
+                    block = self._processed(name, block, facts._replace(args=args))
+                    continue
+                pick = block.new_tensor(rows, dtype=of_rows.dtype)
+                picked = ProcessedRows(args, *(each[pick] for each in facts[1:]))
+                block[pick] = self._processed(name, block[pick], picked)
         logits[of_rows] = block
-        first, over = step.ending, np.maximum(chosen - step.ending, 0)
-        return logits, ProcessedStep(
-            np.where(chosen < first, chosen, first + over // step.q_len),
-            np.where(chosen < first, 0, over % step.q_len), slots, faults,
-            arrays.fetch(block.amax(1).isfinite()))
-
-    def _change(self, name: str, block: Tensor, rows: list[int], facts: ProcessedRows
-                ) -> dict[int, str]:
-        """Processes these rows of the block, and returns why some cannot be: where several are
-        given to a processor and it fails, each is given to it alone."""
-        pick = facts.lengths.new_tensor(rows)
-        try:
-            block[pick] = self._processed(name, block[pick], ProcessedRows(
-                [facts.args[row] for row in rows], *(each[pick] for each in facts[1:])))
-        except Exception as error:
-            if len(rows) > 1:
-                return {row: why for own in rows
-                        for row, why in self._change(name, block, [own], facts).items()}
-            why = f"{name}: {type(error).__name__}: {shown(str(error))}"
-            LOG.warning("logits processor %s", why, exc_info=error)
-            return {rows[0]: why}
-        return {}
+        return logits
 
     def _processed(self, name: str, logits: Tensor, rows: ProcessedRows) -> Tensor:
         shape, processor = logits.shape, self._processors.get(name)
         if processor is None:  # of a request from before an upgrade
-            raise ValueError("is not installed any longer")
+            raise ValueError(f"logits processor {name}: is not installed any longer")
         out = processor(logits, rows)
         if not isinstance(out, Tensor) or out.shape != shape:
             got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-            raise ValueError(f"must return logits of {tuple(shape)}, got {got}")
+            raise ValueError(f"logits processor {name}: must return logits of {tuple(shape)}, "
+                             f"got {got}")
         return out.to(logits.dtype)
 
     def _facts(self, step: InputBatch, up: Upload, chosen: NDArray[np.int64]) -> ProcessedRows:

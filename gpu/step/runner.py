@@ -360,7 +360,7 @@ class ModelRunner:
             index = self.arrays.long(up[step.staged["ranked"]])
             raw = logits[self.arrays.tensor(index)]
         if processed := "processed" in step.staged:
-            logits, out.processed = self.processing.apply(step, up, logits)
+            logits = self.processing.apply(step, up, logits)
         masks = self.wait(out.plan) if out.plan.masks_follow else out.plan.masks
         emitted = sample_and_commit(self.tables, step, logits, masks, self.force)
         if processed:

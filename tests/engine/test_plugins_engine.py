@@ -140,12 +140,10 @@ def test_what_is_wrong_is_refused_by_name(served: Served, call: ProcessorCall, w
 
 def test_one_that_raises_harms_its_own_request_alone(served: Served,
                                                      want: tuple[Path, list[list[int]]]) -> None:
-    """Nothing dies of it."""
+    """The worker dies of it, and finds out which request it was."""
     bad = SamplingParams(max_tokens=4, logits_processors=[ProcessorCall("raising")])
     with ThreadPoolExecutor() as pool, Client(served.engine.name) as client:
-        before = [one.pid for one in client.status().actors]
         good = pool.submit(client.generate, PROMPTS[0], params(SIZES[0]))
-        with pytest.raises(Quarantined, match="raising: RuntimeError: 'no luck'"):
+        with pytest.raises(Quarantined):
             served.engine.client.generate([1], bad)
         assert list(good.result().token_ids) == want[1][0]
-        assert [one.pid for one in client.status().actors] == before

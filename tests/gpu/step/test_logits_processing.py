@@ -184,91 +184,17 @@ def test_rows_of_history_are_given_back(model: Any) -> None:
     assert runner.tables.processed.tokens is None
 
 
-def raising(logits: Tensor, rows: ProcessedRows) -> Tensor:
-    """Fails wherever the arguments name the last token or the length, having spoilt all rows."""
-    last = rows.tokens.gather(1, rows.lengths[:, None] - 1)[:, 0].tolist()
-    logits.zero_()
-    for args, token, length in zip(rows.args, last, rows.lengths.tolist(), strict=True):
-        if args.get("token") == token or args.get("length") == length:
-            raise RuntimeError("no luck")
-    return logits + 1.0
-
-
-def unusable(value: float) -> Any:
-    def processor(logits: Tensor, rows: ProcessedRows) -> Tensor:
-        return torch.full_like(logits, value)
-
-    return processor
-
-
-def beside_others(model: Any, bad: Any, args: dict[str, Any] | None = None) -> list[Output]:
-    """The outputs of the prompts, with `bad` on the fourth one."""
+@pytest.mark.parametrize("wrong", [lambda logits, rows: None, lambda logits, rows: logits[:, 1:]])
+def test_what_is_no_logits_names_the_processor(model: Any, wrong: Any) -> None:
     runner = make_runner(model, 0)
-    processors = {"witness": Witness(), "reversed": Reversed(), "bad": bad}
-    runner.processing = LogitsProcessing(
-        {name: own for name, own in processors.items() if own}, runner.tables)
-    params = [*WORK.params]
-    params[3] = named(REVERSED, ("bad", args or {}), WITNESS)
-    return Work(PROMPTS, params).ring(runner).run()
+    runner.processing = LogitsProcessing({"bad": wrong}, runner.tables)
+    with pytest.raises(ValueError, match="logits processor bad: must return logits of"):
+        Work([[1]], [named(("bad", {}))]).ring(runner).run()
 
 
-@pytest.mark.usefixtures("plugged")
-@pytest.mark.parametrize(("bad", "args", "why"), [
-    (raising, {"length": len(PROMPTS[3])}, "bad: RuntimeError: 'no luck'"),
-    (raising, {"length": len(PROMPTS[3]) + 7}, "bad: RuntimeError: 'no luck'"),
-    (lambda logits, rows: None, {}, "must return logits of (1, "),
-    (lambda logits, rows: logits[:, 1:], {}, "must return logits of (1, "),
-    (lambda logits, rows: "x" * 10_000, {}, "got str"),
-    (unusable(float("nan")), {}, "leave no token to choose"),
-    (unusable(float("-inf")), {}, "leave no token to choose"),
-    (unusable(float("inf")), {}, "leave no token to choose"),
-    (None, {}, "bad: ValueError: 'is not installed any longer'")])
-def test_a_fault_fails_its_own_request_alone(model: Any, bad: Any, args: dict[str, Any],
-                                             why: str) -> None:
-    want = [own.tokens for own in WORK.plain(model)]
-    out = beside_others(model, bad, args)
-    assert out[3].error is not None
-    assert why in out[3].error and "logits_processors: " in out[3].error
-    assert len(out[3].tokens) == max(0, args.get("length", 0) - len(PROMPTS[3]))
-    assert [own.error for i, own in enumerate(out) if i != 3] == [None] * 5
-    assert [own.tokens for i, own in enumerate(out) if i != 3] == want[:3] + want[4:]
-
-
-def test_rows_of_one_call_fail_alone(model: Any) -> None:
-    """Three requests with one processor, which are one batch to it."""
-    runner = make_runner(model, 0)
-    runner.processing = LogitsProcessing({"bad": raising}, runner.tables)
-    out = Work([[5, 6]] * 3, [named(("bad", args)) for args in ({}, {"length": 6}, {})]).ring(
-        runner).run()
-    assert [len(own.tokens) for own in out] == [16, 4, 16]
-    assert [own.error is None for own in out] == [True, False, True]
-
-
-@pytest.mark.parametrize("arrays", [HostArrays, DeviceArrays])
-def test_a_fault_behind_a_wrong_draft_counts_for_nothing(model: Any, arrays: Any) -> None:
-    """It raises for a token that is drafted, and never sampled; then for one that is."""
-    def work(token: int) -> Work:
-        return Work([PROMPTS[0]], [named(("bad", {"token": token}))])
-
-    plugged = {"bad": lambda logits, rows: raising(logits.clone(), rows) * 0 + logits}
-
-    def outputs(token: int, drafts: int) -> list[Output]:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("actorium.gpu.step.runner.LogitsProcessing",
-                          lambda _, tables: LogitsProcessing(plugged, tables))
-            if not drafts:
-                return work(token).plain(model, {"arrays": arrays})
-            ring, out = work(token).guessed(model, want, drafts, lambda seed, at: at % 3 > 0,
-                                            runner={"arrays": arrays})
-            return out
-
-    want = outputs(-2, 0)
-    said = want[0].tokens
-    for token in (said[5], *sorted({(one + 1) % 100 for one in said} - {*said, *PROMPTS[0]})[:3]):
-        plain, drafted = outputs(token, 0), outputs(token, 4)
-        assert (plain[0].error is None) == (token not in said)
-        assert tokens_of(drafted) == tokens_of(plain)
-        assert (drafted[0].error is None) == (plain[0].error is None)
+def test_one_that_was_taken_away_is_named(model: Any) -> None:
+    with pytest.raises(ValueError, match="logits processor lost: is not installed any longer"):
+        Work([[1]], [named(("lost", {}))]).ring(make_runner(model, 0)).run()
 
 
 # --- the example of docs/plugins.md ---------------------------------------------------------------
