@@ -47,6 +47,7 @@ from actorium.actors.cluster.request_book import (
 from actorium.actors.cluster.routing.assignments import Assignments
 from actorium.actors.cluster.routing.routing_policy import ReplicaView
 from actorium.actors.cluster.scaling.fleet import Fleet
+from actorium.actors.cluster.weights_orders import WeightsOrders
 from actorium.actors.core import CLIENT, LEDGER, Core, Health, Send
 from actorium.actors.errors import UnknownAdapter
 from actorium.actors.ledger.records import AdapterEntry
@@ -63,11 +64,13 @@ from actorium.actors.messages import (
     Submit,
     TokenBatch,
     Unknown,
+    WeightsOrder,
 )
 from actorium.actors.runtime.roles import LAUNCHER
 from actorium.actors.scheduler.adapter_names import shown_entry
 from actorium.actors.scheduler.media_holds import MEDIA
 from actorium.actors.scheduler.request_state import received
+from actorium.actors.scheduler.weights import ROUTER
 
 DETOKENIZER = "detokenizer"
 BUDGET = 30.0
@@ -87,7 +90,7 @@ class RouterCore(Core):
     """See the module."""
 
     inbox: Any = (Submit | AbortRequest | ResumeRequest | Hello | Stop | Flush | AdapterOrder
-                  | FromReplica
+                  | WeightsOrder | FromReplica
                   | ReplicaEvent | ReplicasKept | SetRequest | PlacementReport)
     client_inbox: Any = ToRouterFront
 
@@ -98,6 +101,7 @@ class RouterCore(Core):
         self.book, self.assignments, self.fleet = book, assignments, fleet
         self._adapters = {entry.adapter.name: entry for entry in adapters}
         self._api = ClusterApi(fleet, assignments)
+        self._weights = WeightsOrders(fleet, assignments)
         self._epoch, self._max_waiting = epoch, max_waiting
         self.next_sid = book.next_sid
         self._early: list[Any] = []
@@ -161,6 +165,7 @@ class RouterCore(Core):
             early, self._early = self._early, []
             for message in early:
                 self._on_order(message, now)
+            self._weights.step(now)
         if now >= self._tick_at:
             self._tick_at = now + TICK
             self._on_tick(now)
@@ -170,7 +175,9 @@ class RouterCore(Core):
             self._out += [Send(role, wanted) for role in self.fleet.listeners]
         self._out += self._api.answers(now)
         self._out += [Send(DETOKENIZER, reply)
-                      for reply in self._flushes.pop(assignments.by_index.keys())]
+                      for reply in (*self._flushes.pop(assignments.by_index.keys()),
+                                    *self._weights.replies)]
+        self._weights.replies.clear()
         if self._ledger_full:  # all that is about requests waits for it, in order
             others = {CLIENT, LAUNCHER, *self.fleet.listeners}
             now_out = [send for send in self._out if send.to in others]
@@ -225,6 +232,7 @@ class RouterCore(Core):
         for shared in ("disk_pages", "disk_bytes"):  # of a directory that all of them use
             if shared in gauges:
                 gauges[shared] = max(int(view.gauges.get(shared, 0)) for view in self.views)
+        gauges["weight_version"] = self.fleet.weights.version
         router = self.assignments.gauges() | self.fleet.gauges()
         phase = ("draining" if self._draining else "starting" if not self._begun
                  else "stepping" if self.book.live else "idle")
@@ -290,6 +298,8 @@ class RouterCore(Core):
             listed = [shown_entry(entry) for entry in self._adapters.values()]
             self._out.append(Send(DETOKENIZER, Reply(
                 message.call.rid, message.client, msgspec.json.encode({"adapters": listed}))))
+        elif isinstance(message, WeightsOrder):
+            self._weights.on_order(message)
         elif isinstance(message, Flush):
             ready = [view for view in self.views if view.ready]
             self._flushes.begin(message, [view.index for view in ready])
@@ -398,6 +408,8 @@ class RouterCore(Core):
                         request.over and view.synced and request.replica == view.index)
                     for request in self.book.requests.values()):
                 pass  # it is elsewhere, as the inventory says; the client asks again
+            elif isinstance(message, Reply) and message.client == ROUTER:
+                self._weights.on_reply(view.index, message, now)
             elif not (isinstance(message, Reply) and self._flushes.add(view.index, message)):
                 self._out.append(Send(DETOKENIZER, message))
 

@@ -42,6 +42,7 @@ from actorium.actors.messages import (
     ToDetokenizer,
     TokenBatch,
     Unknown,
+    WeightsAnswer,
 )
 from actorium.actors.params import ResolvedParams, TextParams
 from actorium.actors.scheduler.core import SchedulerCore
@@ -93,7 +94,7 @@ class ReplicaBox:
                 assert send.to == f"../{NAME}/scheduler", send
                 self.said.append(send.message)
         for send in self.worker.on_wake(now):
-            assert isinstance(send.message, Ready | StepResult)
+            assert isinstance(send.message, Ready | StepResult | WeightsAnswer)
             self.inbox.append(send.message)
         return moved
 

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from actorium.actors.cluster.cluster_control import (
     AutoscaleState,
+    ClusterWeights,
     ReplicaRow,
     ReplicaSet,
     ReplicaState,
@@ -65,6 +66,7 @@ class Fleet:
         self._assignments, self._nodes = assignments, dict(nodes)
         self.meter, self._autoscaler = meter, autoscaler
         self.autoscale = AutoscaleState()
+        self.weights = ClusterWeights()
         self._start, self._finish = start, finish
         self.members: dict[int, Member] = {}
         self.known = False
@@ -97,7 +99,7 @@ class Fleet:
             member.move_at = state.finish_at if member.closed else FOR_EVER
             self.members[state.index] = member
             self._assignments.add_view(state.index, state.node).closed = member.closed
-        self.autoscale = kept.autoscale
+        self.autoscale, self.weights = kept.autoscale, kept.weights
         self.known = self.changed = True
 
     def leave_out(self, index: int, why: str) -> None:
@@ -116,7 +118,7 @@ class Fleet:
     def replica_set(self) -> ReplicaSet:
         """For those who start and stop them."""
         return ReplicaSet([member.state() for member in self.members.values()], self.autoscale,
-                          self.number)
+                          self.number, self.weights)
 
     # --- orders; each returns why it is refused, empty = it is not ---
 
@@ -293,11 +295,11 @@ class Fleet:
         reasons = view.reasons
         phase = ("leaving" if member.leaving else "draining" if member.drained and view.sequences
                  else "drained" if member.drained else "left out" if member.left_out
-                 else "ready" if view.takes_requests
-                 else "silent" if view.lost else "starting")
+                 else "ready" if view.takes_requests else "silent" if view.lost
+                 else "behind" if view.behind and view.ready else "starting")
         return ReplicaRow(
             member.index, member.node, phase, view.sequences,
             int(view.gauges.get("cached_pages", 0)), view.routed,
             reasons.get("routed_by_prefix", 0), reasons.get("routed_by_load", 0),
             reasons.get("routed_blind", 0), view.migrated_in, view.migrated_out, round(view.rate),
-            member.left_out)
+            view.behind if phase == "behind" else member.left_out)
