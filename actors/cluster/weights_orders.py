@@ -228,6 +228,8 @@ class WeightsOrders:
             sorted({each.digest for each in found}))
         self._fleet.changed = True
         self._kept_by = self._fleet.number + 1
+        for index in self._plans.keys() - self._ordered.keys():
+            self._settle(index, 0)  # it was to get the weights of before
 
     def _plan(self, view: ReplicaView, source: WeightsSource, mode: RunningMode,
               clear_cache: bool, ordered: bool = False) -> None:

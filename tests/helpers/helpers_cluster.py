@@ -40,6 +40,7 @@ from actorium.actors.messages import (
     StepResult,
     Submit,
     ToDetokenizer,
+    TensorAnswer,
     TokenBatch,
     Unknown,
     WeightsAnswer,
@@ -94,7 +95,7 @@ class ReplicaBox:
                 assert send.to == f"../{NAME}/scheduler", send
                 self.said.append(send.message)
         for send in self.worker.on_wake(now):
-            assert isinstance(send.message, Ready | StepResult | WeightsAnswer)
+            assert isinstance(send.message, Ready | StepResult | TensorAnswer | WeightsAnswer)
             self.inbox.append(send.message)
         return moved
 
