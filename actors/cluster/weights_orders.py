@@ -216,9 +216,9 @@ class WeightsOrders:
                 if view.ready and view.synced and view.index not in self._plans:
                     self._plan(view, WeightsSource(call.path or source.path, over), call.mode,
                                call.clear_cache, ordered=True)
-        elif found := [plan.found for plan in mine.values() if plan.found is not None]:
-            if len(found) == len(mine):
-                self._keep(key, call, found)
+        elif len(found := [plan.found for plan in mine.values() if plan.found is not None]
+                 ) == len(mine):
+            self._keep(key, call, found)
 
     def _keep(self, key: Key, call: WeightsCall, found: list[WeightsSource]) -> None:
         """All have read them: this is what is served from now on."""
