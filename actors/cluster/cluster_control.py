@@ -18,7 +18,7 @@ from actorium.actors.config.cluster_settings import (
     ClusterConfig,
     on_ray,
 )
-from actorium.actors.ledger.records import WeightsRecord
+from actorium.actors.ledger.records import AdaptersRecord, WeightsRecord
 from actorium.actors.messages import Count, Epoch, Message, Rid, Seconds, Short, StepNo
 
 Index = Annotated[int, Meta(ge=0, le=MOST_REPLICAS - 1)]
@@ -71,6 +71,8 @@ class ReplicaSet(Message, frozen=True):
     number: StepNo = 0
     """Rises, also from router to router: one that comes after a higher one is ignored."""
     weights: ClusterWeights = ClusterWeights()
+    adapters: AdaptersRecord | None = None
+    """None = those that replicas are started with."""
 
 
 class AskReplicaSet(Message, frozen=True):

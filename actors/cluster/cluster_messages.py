@@ -24,6 +24,7 @@ from actorium.actors.cluster.cluster_control import Index
 from actorium.actors.ledger.records import LedgerEntry, RequestRecord, request_record
 from actorium.actors.messages import (
     AbortRequest,
+    AdapterOrder,
     Count,
     Epoch,
     Flush,
@@ -115,7 +116,7 @@ class SettleWeights(Message, frozen=True):
 
 
 ToReplica = (RouterHello | Resync | Assign | Adopt | Evict | AbortRequest | Stop | ResumeRequest
-             | Hello | Flush | PlanWeights | SettleWeights | WeightsOrder)
+             | Hello | Flush | PlanWeights | SettleWeights | WeightsOrder | AdapterOrder)
 
 
 # --- scheduler of a replica -> router ------------------------------------------------------------

@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from actorium.actors.cluster.adapter_orders import AdapterOrders
 from actorium.actors.cluster.cluster_api import ClusterApi, FlushOrders
 from actorium.actors.cluster.cluster_control import (
     AskReplicaSet,
@@ -67,7 +68,6 @@ from actorium.actors.messages import (
     WeightsOrder,
 )
 from actorium.actors.runtime.roles import LAUNCHER
-from actorium.actors.scheduler.adapter_names import shown_entry
 from actorium.actors.scheduler.media_holds import MEDIA
 from actorium.actors.scheduler.request_state import received
 from actorium.actors.scheduler.weights import ROUTER
@@ -95,13 +95,13 @@ class RouterCore(Core):
     client_inbox: Any = ToRouterFront
 
     def __init__(self, book: RequestBook, assignments: Assignments, fleet: Fleet, epoch: int,
-                 max_waiting: int, adapters: Sequence[AdapterEntry] = ()) -> None:
+                 max_waiting: int, adapters: Sequence[AdapterEntry] | None = None) -> None:
         """fleet: empty so far; max_waiting: requests that may wait while no replica takes any;
-        adapters: those of every replica."""
+        adapters: those that replicas are started with; None = they serve none."""
         self.book, self.assignments, self.fleet = book, assignments, fleet
-        self._adapters = {entry.adapter.name: entry for entry in adapters}
         self._api = ClusterApi(fleet, assignments)
         self._weights = WeightsOrders(fleet, assignments)
+        self._adapters = AdapterOrders(fleet, assignments, adapters)
         self._epoch, self._max_waiting = epoch, max_waiting
         self.next_sid = book.next_sid
         self._early: list[Any] = []
@@ -166,6 +166,7 @@ class RouterCore(Core):
             for message in early:
                 self._on_order(message, now)
             self._weights.step(now)
+            self._adapters.step()
         if now >= self._tick_at:
             self._tick_at = now + TICK
             self._on_tick(now)
@@ -176,8 +177,9 @@ class RouterCore(Core):
         self._out += self._api.answers(now)
         self._out += [Send(DETOKENIZER, reply)
                       for reply in (*self._flushes.pop(assignments.by_index.keys()),
-                                    *self._weights.replies)]
+                                    *self._weights.replies, *self._adapters.replies)]
         self._weights.replies.clear()
+        self._adapters.replies.clear()
         if self._ledger_full:  # all that is about requests waits for it, in order
             others = {CLIENT, LAUNCHER, *self.fleet.listeners}
             now_out = [send for send in self._out if send.to in others]
@@ -294,10 +296,8 @@ class RouterCore(Core):
                 self.assignments.send_all(message)
             elif self.book.media is not None:
                 self.book.media.started()
-        elif isinstance(message, AdapterOrder):  # the tokenizer lets "list" through alone
-            listed = [shown_entry(entry) for entry in self._adapters.values()]
-            self._out.append(Send(DETOKENIZER, Reply(
-                message.call.rid, message.client, msgspec.json.encode({"adapters": listed}))))
+        elif isinstance(message, AdapterOrder):
+            self._adapters.on_order(message)
         elif isinstance(message, WeightsOrder):
             self._weights.on_order(message)
         elif isinstance(message, Flush):
@@ -320,7 +320,7 @@ class RouterCore(Core):
             self._on_resume(ResumeRequest(submit.rid, submit.client, True, submit.tenant), now)
             return
         if (adapter := submit.adapter) is not None:
-            if (entry := self._adapters.get(adapter.name)) is None:
+            if (entry := self._adapters.entries.get(adapter.name)) is None:
                 self._refuse(submit, UnknownAdapter.code,
                              f"model: {adapter.name!r} is not served here")
                 return
@@ -410,6 +410,7 @@ class RouterCore(Core):
                 pass  # it is elsewhere, as the inventory says; the client asks again
             elif isinstance(message, Reply) and message.client == ROUTER:
                 self._weights.on_reply(view.index, message, now)
+                self._adapters.on_reply(view.index, message)
             elif not (isinstance(message, Reply) and self._flushes.add(view.index, message)):
                 self._out.append(Send(DETOKENIZER, message))
 

@@ -418,9 +418,6 @@ def check_adapter_call(call: AdapterCall, config: Config) -> None:
         raise InvalidRequest("this engine serves no LoRA adapters: start it with --enable-lora")
     if call.order == "list":
         return
-    if clustered(config.cluster):
-        raise InvalidRequest(f"{call.order}: replicas have the adapters that they are started with "
-                             "(--lora-modules)")
     if fault := adapter_name_fault(call.name):
         raise InvalidRequest(f"lora_name: {fault}", "lora_name")
     if call.order == "load" and not call.path.startswith("/"):

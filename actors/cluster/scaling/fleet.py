@@ -21,6 +21,7 @@ from actorium.actors.cluster.routing.assignments import Assignments
 from actorium.actors.cluster.routing.routing_policy import ReplicaView
 from actorium.actors.cluster.scaling.autoscale import Autoscaler, LoadMeter, LoadReading, held_pages
 from actorium.actors.config.cluster_settings import MOST_REPLICAS, NODES_ROLE
+from actorium.actors.ledger.records import AdaptersRecord
 from actorium.actors.runtime.roles import LAUNCHER
 
 LOG = logging.getLogger("actorium.router")
@@ -67,6 +68,8 @@ class Fleet:
         self.meter, self._autoscaler = meter, autoscaler
         self.autoscale = AutoscaleState()
         self.weights = ClusterWeights()
+        self.adapters: AdaptersRecord | None = None
+        """None = those that replicas are started with."""
         self._start, self._finish = start, finish
         self.members: dict[int, Member] = {}
         self.known = False
@@ -99,7 +102,7 @@ class Fleet:
             member.move_at = state.finish_at if member.closed else FOR_EVER
             self.members[state.index] = member
             self._assignments.add_view(state.index, state.node).closed = member.closed
-        self.autoscale, self.weights = kept.autoscale, kept.weights
+        self.autoscale, self.weights, self.adapters = kept.autoscale, kept.weights, kept.adapters
         self.known = self.changed = True
 
     def leave_out(self, index: int, why: str) -> None:
@@ -118,7 +121,7 @@ class Fleet:
     def replica_set(self) -> ReplicaSet:
         """For those who start and stop them."""
         return ReplicaSet([member.state() for member in self.members.values()], self.autoscale,
-                          self.number, self.weights)
+                          self.number, self.weights, self.adapters)
 
     # --- orders; each returns why it is refused, empty = it is not ---
 
