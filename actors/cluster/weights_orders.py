@@ -61,7 +61,7 @@ class TensorRead(NamedTuple):
     """A tensor that a replica was asked for."""
 
     key: Key
-    index: int
+    replica: int
     asked: int
 
 
@@ -192,7 +192,7 @@ class WeightsOrders:
         self._plans = {index: plan for index, plan in self._plans.items()
                        if known.get(index) == plan.asked}
         for number, read in [*self._reads.items()]:
-            if known.get(read.index) != read.asked:
+            if known.get(read.replica) != read.asked:
                 del self._reads[number]
                 self._refuse(read.key, EngineUnavailable("the replica ended"))
 

@@ -101,7 +101,7 @@ class WeightsControl:
             return
         elif asleep or (isinstance(call, TensorCall) and self._requests.worker is None):
             self._refuse(key, EngineUnavailable("the engine sleeps: wake it up first" if asleep
-                                                else "the worker is being started"))
+                                                else "the worker sleeps or is being started"))
         elif len(self._waiting) + len(self._reads) >= MOST_WAITING:
             self._refuse(key, EngineUnavailable(f"{MOST_WAITING} orders are waiting already"))
         elif isinstance(call, TensorCall):
@@ -268,6 +268,11 @@ class WeightsControl:
         self._state.change_weights(self.record.version, name_of(source))
 
     # --- reports ---------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether orders wait, or are being carried out."""
+        return bool(self._waiting)
 
     def _shown(self, seconds: float = 0.0, read_seconds: float = 0.0) -> dict[str, Any]:
         return {"version": self.record.version, "path": self.record.source.path,

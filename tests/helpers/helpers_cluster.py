@@ -45,6 +45,7 @@ from actorium.actors.messages import (
     ToDetokenizer,
     TokenBatch,
     Unknown,
+    Unloaded,
     WeightsAnswer,
 )
 from actorium.actors.params import ResolvedParams, TextParams
@@ -100,7 +101,7 @@ class ReplicaBox:
                 self.said.append(send.message)
         for send in self.worker.on_wake(now):
             assert isinstance(send.message, AdapterAnswer | Ready | StepResult | TensorAnswer
-                              | WeightsAnswer)
+                              | Unloaded | WeightsAnswer)
             self.inbox.append(send.message)
         return moved
 

@@ -31,8 +31,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def cluster(replicas: int = 2) -> ClusterBox:
-    config = msgspec.structs.replace(settings(replicas), adapters=AdapterConfig(enable_lora=True))
+def cluster(replicas: int = 2, **scheduler: Any) -> ClusterBox:
+    config = msgspec.structs.replace(settings(replicas, **scheduler),
+                                     adapters=AdapterConfig(enable_lora=True))
     box = ClusterBox(config)
     turns(box, 10)
     return box
@@ -103,6 +104,15 @@ def test_an_adapter_is_loaded_at_all_replicas_and_requests_may_name_it(base: Pat
     assert end is not None and end.error_code == "unknown_adapter"
     for replica in box.replicas:
         assert not replica.bare.state.adapters._held  # type: ignore[union-attr]
+
+
+def test_replicas_that_sleep_by_themselves_wake_to_load(base: Path) -> None:
+    box = cluster(sleep_after=1.0)
+    for _ in range(150):
+        box.turn()
+    assert [replica.bare.sleep.level for replica in box.replicas] == [1, 1]
+    load(box, "a", base / "one")
+    assert held(box) == [{"a": "one"}] * 2
 
 
 def test_what_one_replica_cannot_serve_none_gets(base: Path, monkeypatch: pytest.MonkeyPatch

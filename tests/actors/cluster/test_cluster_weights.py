@@ -255,6 +255,18 @@ def test_a_replica_that_is_told_to_take_them_and_cannot_tries_again() -> None:
     assert_right(box, {1: "/b"})
 
 
+def test_replicas_that_sleep_by_themselves_wake_for_an_order() -> None:
+    box = ClusterBox(settings(sleep_after=1.0))
+    turns(box, 150)
+    levels = [replica.bare.sleep.level for replica in box.replicas]
+    assert levels == [1, 1] and update(box, "/b")["version"] == 1
+    assert served(box) == [(1, "/b")] * 2
+    turns(box, 150)
+    box.kill(0)
+    turns(box, 150)
+    assert served(box) == [(1, "/b")] * 2
+
+
 def test_tensors_lie_over_what_is_served_at_each_replica() -> None:
     box = begun()
     update(box, "/b")

@@ -308,3 +308,19 @@ def test_a_sleeping_engine_refuses() -> None:
         ring.run()
         assert "the engine sleeps" in (answer(ring, call.rid) or {})["error"]["message"]
     assert isinstance(ring.worker.ready, Ready)
+
+
+def test_an_engine_that_sleeps_by_itself_wakes_for_an_update() -> None:
+    settings = config(seqs=2)
+    ring = Ring(msgspec.structs.replace(settings, scheduler=msgspec.structs.replace(
+        settings.scheduler, sleep_after=30.0)))
+    ring.run()
+    ring.now += 30.1
+    ring.run()
+    assert ring.scheduler.sleep.level == 1
+    rid = order(ring)
+    ring.run()
+    assert (answer(ring, rid) or {})["version"] == 1 and not ring.scheduler.sleep.level
+    ring.now += 30.1
+    ring.run()
+    assert ring.scheduler.sleep.level == 1, "and sleeps again"
