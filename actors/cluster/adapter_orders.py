@@ -47,7 +47,7 @@ class ReplicaNames(Struct):
     """That order."""
     entries: dict[str, AdapterEntry] | None = None
     """None = not known."""
-    found: AdapterEntry | None = None
+    loaded: AdapterEntry | None = None
     """What the adapter is that the first order loads."""
     failed: set[tuple[str, bytes]] = set()
     """Names and digests that it could not load."""
@@ -121,7 +121,7 @@ class AdapterOrders:
         names.entries = {own["name"]: _entry(own) for own in content["adapters"]}
         if call.order == "load":
             if self._loads(call):
-                names.found = names.entries.get(call.name)
+                names.loaded = names.entries.get(call.name)
             elif names.entries.get(call.name) != self.entries.get(call.name):
                 self._note_failure(names, call, f"replica {index}: its files have changed")
 
@@ -190,10 +190,10 @@ class AdapterOrders:
             self._end(error)
         elif call.order == "unload":
             self._keep({name: own for name, own in self.entries.items() if name != call.name})
-        elif views and all(found := [self._names_of(view).found for view in views]):
-            if len({own.adapter.digest for own in found if own is not None}) > 1:
+        elif views and all(loaded := [self._names_of(view).loaded for view in views]):
+            if len({own.adapter.digest for own in loaded if own is not None}) > 1:
                 self._end(BadModel(f"lora_path: replicas find different files at {call.path}"))
-            elif (entry := found[0]) is not None:
+            elif (entry := loaded[0]) is not None:
                 self._keep(self.entries | {call.name: entry})
 
     def _keep(self, entries: dict[str, AdapterEntry]) -> None:
@@ -208,7 +208,7 @@ class AdapterOrders:
         if names.entries is None:
             return AdapterCall("-", "list")
         first = self._candidate
-        if first is not None and names.found is None:
+        if first is not None and names.loaded is None:
             return msgspec.structs.replace(first, replace=True)
         wanted = self.entries
         if first is not None:  # it has that one beside, or in the place of another
@@ -226,7 +226,7 @@ class AdapterOrders:
         """Answers the first order."""
         self._kept_by = 0
         for names in self._replicas.values():
-            names.found = None
+            names.loaded = None
         self._reply(_key_of(self._waiting.popleft()), error)
 
     def _reply(self, key: Key, error: ActoriumError | None = None) -> None:

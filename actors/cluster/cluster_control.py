@@ -176,7 +176,8 @@ class ReplicaRow(Struct, frozen=True, omit_defaults=False):
     node: str
     """Empty = the head."""
     phase: str
-    """starting | ready | draining | drained | leaving | silent | left out"""
+    """starting | ready | draining | drained | leaving | silent | behind (it has not the cluster's
+    weights) | left out"""
     sequences: int
     """That were placed there and have not ended."""
     cached_pages: int
@@ -194,7 +195,7 @@ class ReplicaRow(Struct, frozen=True, omit_defaults=False):
     prompt_rate: int
     """Prompt tokens a second, as measured there last."""
     why: str = ""
-    """Of one that is left out: why it is not started."""
+    """Of one that is left out: why it is not started; of one that is behind: what it waits for."""
 
 
 class ClusterAnswer(Message, frozen=True):

@@ -51,7 +51,7 @@ class WeightsPlan(Struct):
     """`ReplicaView.asked` then: once it is another one, the replica does not know the plan."""
     ordered: bool
     """By a client; else the replica is brought to what the others serve."""
-    found: WeightsSource | None = None
+    source: WeightsSource | None = None
     """What it has read."""
     settled: bool = False
     """It was told to take them."""
@@ -137,10 +137,10 @@ class WeightsOrders:
             self._on_error(index, plan, from_code(
                 error["code"], f"replica {index}: {error['message']}"), now)
         elif "prepared" in content:
-            plan.found = msgspec.convert(content["prepared"], WeightsSource)
+            plan.source = msgspec.convert(content["prepared"], WeightsSource)
             self._read_seconds = max(self._read_seconds, content["read_seconds"])
             if not plan.ordered:
-                self._settle(index, self._version_of(index, plan.found))
+                self._settle(index, self._version_of(index, plan.source))
         else:
             del self._plans[index]
             self._failed.pop(index, None)
@@ -160,13 +160,13 @@ class WeightsOrders:
         if plan.settled:
             self._doubted.add(index)
 
-    def _version_of(self, index: int, found: WeightsSource) -> int:
+    def _version_of(self, index: int, source: WeightsSource) -> int:
         """The version of what a replica has read that is to be brought to the others' weights; 0 =
         it has got them meanwhile."""
         record = self._fleet.weights
         if not self._lacks(self._assignments.by_index[index]):
             return 0
-        if found.digest in record.digests:
+        if source.digest in record.digests:
             return record.version
         LOG.warning("replica %d has found other files of the weights than there were: version %d",
                     index, self._newest + 1)
@@ -216,16 +216,16 @@ class WeightsOrders:
                 if view.ready and view.synced and view.index not in self._plans:
                     self._plan(view, WeightsSource(call.path or source.path, over), call.mode,
                                call.clear_cache, ordered=True)
-        elif len(found := [plan.found for plan in mine.values() if plan.found is not None]
+        elif len(sources := [plan.source for plan in mine.values() if plan.source is not None]
                  ) == len(mine):
-            self._keep(key, call, found)
+            self._keep(key, call, sources)
 
-    def _keep(self, key: Key, call: WeightsCall, found: list[WeightsSource]) -> None:
+    def _keep(self, key: Key, call: WeightsCall, sources: list[WeightsSource]) -> None:
         """All have read them: this is what is served from now on."""
         self._fleet.weights = ClusterWeights(
-            max(call.version, self._newest + 1), found[0],
+            max(call.version, self._newest + 1), sources[0],
             [*self._fleet.weights.orders, key][-REMEMBERED:],
-            sorted({each.digest for each in found}))
+            sorted({each.digest for each in sources}))
         self._fleet.changed = True
         self._kept_by = self._fleet.number + 1
         for index in self._plans.keys() - self._ordered.keys():

@@ -63,7 +63,8 @@ class PendingUpdate(Struct):
     key: Key
     call: WeightsCall
     source: WeightsSource | None = None
-    """All files, as a router says them; None = those of the call, over what is served."""
+    """All files, as a router says them, or as they were read; None = those of the call, over what
+    is served."""
     take: bool | None = True
     """Whether it is taken once it is read; None = the router will say."""
 
@@ -166,6 +167,7 @@ class WeightsControl:
         seconds = max(own.seconds for own in answers)
         if answer.prepared:
             self._stage, self._read_seconds = PREPARED, seconds
+            self._waiting[0].source = answers[0].source
             if self._waiting[0].take:
                 self._abort_if_asked(self._first)
             elif self._waiting[0].take is None:
@@ -212,10 +214,13 @@ class WeightsControl:
         if self._stage == TAKING:
             state.admits = NONE
             return
-        while self._waiting and self._waiting[0].take is False and self._stage != PREPARING:
+        while self._waiting and self._stage != PREPARING and (
+                self._waiting[0].take is False or self._has_first):
             if self._stage == PREPARED:
                 self._give_up()
-            self._next()
+            taken, (key, _) = self._waiting[0].take, self._next()
+            if taken:
+                self._reply(key, self._shown())
         if not self._waiting or self._requests.worker is None or self._sleep.unloads:
             return
         if self._stage == IDLE:
@@ -254,6 +259,13 @@ class WeightsControl:
         self._stage = IDLE
         self._answers.clear()
         return first.key, first.call
+
+    @property
+    def _has_first(self) -> bool:
+        """Whether a router orders what it, or the one before, has had taken already."""
+        first = self._waiting[0]
+        return (0 < first.call.version <= self.record.version and first.take is True
+                and first.key[0] == ROUTER and first.source == self.record.source)
 
     @property
     def _first(self) -> WeightsCall:
