@@ -196,6 +196,23 @@ def test_a_router_dies_while_the_order_goes_round(turned: int) -> None:
     assert_right(box, {1: "/b"})
 
 
+def test_nothing_is_taken_before_the_launcher_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A router that dies earlier has changed nothing."""
+    box = begun(ledger=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(box, "launch", lambda order: None)
+        order(box, "/b", mode="keep")
+        turns(box, 30)
+        assert [replica.bare.weights._stage for replica in box.replicas] == ["prepared"] * 2
+        assert served(box) == [(0, "")] * 2
+    box.new_router()
+    box.run()
+    turns(box, 20)
+    assert served(box) == [(0, "")] * 2
+    assert not any(replica.bare.weights._waiting for replica in box.replicas)
+    assert_right(box, {})
+
+
 def test_files_that_have_changed_are_a_version_of_their_own(
         monkeypatch: pytest.MonkeyPatch) -> None:
     box = begun()
