@@ -18,6 +18,7 @@ from actorium.actors.config.cluster_settings import (
     ClusterConfig,
     on_ray,
 )
+from actorium.actors.ledger.records import AdaptersRecord, WeightsRecord
 from actorium.actors.messages import Count, Epoch, Message, Rid, Seconds, Short, StepNo
 
 Index = Annotated[int, Meta(ge=0, le=MOST_REPLICAS - 1)]
@@ -54,14 +55,24 @@ class AutoscaleState(Struct, frozen=True, array_like=True, gc=False):
         return self.most > 0 and not self.suspended
 
 
+class ClusterWeights(WeightsRecord, frozen=True, array_like=True):
+    """The model's weights, which each replica has before it takes requests."""
+
+    digests: list[bytes] = []
+    """What the replicas have found in the files: more than one where machines have copies."""
+
+
 class ReplicaSet(Message, frozen=True):
-    """router -> launcher, nodes: the replicas that are to run."""
+    """router -> launcher, nodes: the replicas that are to run, and what they are to serve."""
 
     replicas: Annotated[list[ReplicaState], Meta(max_length=MOST_REPLICAS)]
     autoscale: AutoscaleState = AutoscaleState()
     """The router's own."""
     number: StepNo = 0
     """Rises, also from router to router: one that comes after a higher one is ignored."""
+    weights: ClusterWeights = ClusterWeights()
+    adapters: AdaptersRecord | None = None
+    """None = those that replicas are started with."""
 
 
 class AskReplicaSet(Message, frozen=True):
@@ -165,7 +176,8 @@ class ReplicaRow(Struct, frozen=True, omit_defaults=False):
     node: str
     """Empty = the head."""
     phase: str
-    """starting | ready | draining | drained | leaving | silent | left out"""
+    """starting | ready | draining | drained | leaving | silent | behind (it has not the cluster's
+    weights) | left out"""
     sequences: int
     """That were placed there and have not ended."""
     cached_pages: int
@@ -183,7 +195,7 @@ class ReplicaRow(Struct, frozen=True, omit_defaults=False):
     prompt_rate: int
     """Prompt tokens a second, as measured there last."""
     why: str = ""
-    """Of one that is left out: why it is not started."""
+    """Of one that is left out: why it is not started; of one that is behind: what it waits for."""
 
 
 class ClusterAnswer(Message, frozen=True):

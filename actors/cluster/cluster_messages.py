@@ -24,6 +24,7 @@ from actorium.actors.cluster.cluster_control import Index
 from actorium.actors.ledger.records import LedgerEntry, RequestRecord, request_record
 from actorium.actors.messages import (
     AbortRequest,
+    AdapterOrder,
     Count,
     Epoch,
     Flush,
@@ -32,6 +33,7 @@ from actorium.actors.messages import (
     Open,
     Reply,
     ResumeRequest,
+    RunningMode,
     Short,
     Sid,
     StepNo,
@@ -39,6 +41,8 @@ from actorium.actors.messages import (
     Submit,
     TokenBatch,
     Unknown,
+    WeightsOrder,
+    WeightsSource,
 )
 
 Life = Annotated[int, Meta(ge=0, le=2**62)]
@@ -91,8 +95,28 @@ class Resync(Message, frozen=True):
     """A delta of the cache was missed: report all of it."""
 
 
+class PlanWeights(Message, frozen=True):
+    """Read these weights beside those that are served, answer with a `Reply` of that name, and wait
+    for `SettleWeights`. A `RouterHello` has the replica forget it."""
+
+    number: StepNo
+    source: WeightsSource
+    """Its digest is empty."""
+    mode: RunningMode = "wait"
+    clear_cache: bool = True
+
+
+class SettleWeights(Message, frozen=True):
+    """What becomes of weights that were read under this number: they are taken, and then answered
+    with a `Reply`; or given up."""
+
+    number: StepNo
+    version: Count
+    """0 = they are given up."""
+
+
 ToReplica = (RouterHello | Resync | Assign | Adopt | Evict | AbortRequest | Stop | ResumeRequest
-             | Hello | Flush)
+             | Hello | Flush | PlanWeights | SettleWeights | WeightsOrder | AdapterOrder)
 
 
 # --- scheduler of a replica -> router ------------------------------------------------------------

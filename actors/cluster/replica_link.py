@@ -21,9 +21,11 @@ from actorium.actors.cluster.cluster_messages import (
     Evict,
     FromReplica,
     Inventory,
+    PlanWeights,
     ReplicaReport,
     Resync,
     RouterHello,
+    SettleWeights,
     life_of,
     pieces,
 )
@@ -87,7 +89,7 @@ class PrefixReport(NumberedTree):
 
 REPORT_EVERY = 0.25
 """Seconds between two reports; they also prove that the link is there."""
-ORDERS = (RouterHello, Resync, Assign, Adopt, Evict)
+ORDERS = (RouterHello, Resync, Assign, Adopt, Evict, PlanWeights, SettleWeights)
 
 
 def router_of(replica: ReplicaOf) -> str:
@@ -98,7 +100,8 @@ def router_of(replica: ReplicaOf) -> str:
 class ReplicaLink:
     """A replica's scheduler towards its router: orders in, reports out."""
 
-    inbox = ToScheduler | RouterHello | Resync | Assign | Adopt | Evict
+    inbox = (ToScheduler | RouterHello | Resync | Assign | Adopt | Evict | PlanWeights
+             | SettleWeights)
     """The messages that the scheduler of a replica takes."""
 
     def __init__(self, scheduler: SchedulerCore, replica: ReplicaOf, context: Context) -> None:
@@ -124,9 +127,14 @@ class ReplicaLink:
             self._seen, self.report_at = order.number, now
             self._asked = True
             self._prefixes.start_over()
+            self._scheduler.weights.forget_plans()
             return Hello(ROUTER_ROLE, order.epoch)
         if isinstance(order, Resync):
             self._prefixes.start_over()
+        elif isinstance(order, PlanWeights):
+            self._scheduler.weights.plan(order.number, order.source, order.mode, order.clear_cache)
+        elif isinstance(order, SettleWeights):
+            self._scheduler.weights.settle(order.number, order.version)
         elif order.life == self._life:
             self._seen = order.number
             if isinstance(order, Assign):

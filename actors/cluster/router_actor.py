@@ -35,7 +35,8 @@ from actorium.actors.scheduler.recovery.recovery_log import in_this_boot
 def build(context: Context) -> RouterCore:
     """The role's entry. With a ledger it goes on from there. Raises `BadConfig` and
     `EngineUnavailable` where that cannot be, `BadModel` at an adapter that cannot be read."""
-    adapters = read_entries(context.config.adapters)
+    settings = context.config.adapters
+    adapters = read_entries(settings) if settings.enable_lora else None
     ledger = open_ledger(_in_own_folder(context))
     if ledger is None:
         return router_core(context, None, adapters)
@@ -58,9 +59,9 @@ def _in_own_folder(context: Context) -> Context:
 
 
 def router_core(context: Context, prior: LedgerHistory | None = None,
-                adapters: Sequence[AdapterEntry] = ()) -> RouterCore:
+                adapters: Sequence[AdapterEntry] | None = None) -> RouterCore:
     """The core, without IO; prior: what the ledger has of an earlier one; None: there is none;
-    adapters: those that all replicas are started with."""
+    adapters: those that all replicas are started with; None = they serve none."""
     config = context.config
 
     def role_of(index: int, node: str) -> str:

@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from actorium.actors.cluster.adapter_orders import AdapterOrders
 from actorium.actors.cluster.cluster_api import ClusterApi, FlushOrders
 from actorium.actors.cluster.cluster_control import (
     AskReplicaSet,
@@ -47,6 +48,7 @@ from actorium.actors.cluster.request_book import (
 from actorium.actors.cluster.routing.assignments import Assignments
 from actorium.actors.cluster.routing.routing_policy import ReplicaView
 from actorium.actors.cluster.scaling.fleet import Fleet
+from actorium.actors.cluster.weights_orders import WeightsOrders
 from actorium.actors.core import CLIENT, LEDGER, Core, Health, Send
 from actorium.actors.errors import UnknownAdapter
 from actorium.actors.ledger.records import AdapterEntry
@@ -63,11 +65,12 @@ from actorium.actors.messages import (
     Submit,
     TokenBatch,
     Unknown,
+    WeightsOrder,
 )
 from actorium.actors.runtime.roles import LAUNCHER
-from actorium.actors.scheduler.adapter_names import shown_entry
 from actorium.actors.scheduler.media_holds import MEDIA
 from actorium.actors.scheduler.request_state import received
+from actorium.actors.scheduler.weights import ROUTER
 
 DETOKENIZER = "detokenizer"
 BUDGET = 30.0
@@ -87,17 +90,18 @@ class RouterCore(Core):
     """See the module."""
 
     inbox: Any = (Submit | AbortRequest | ResumeRequest | Hello | Stop | Flush | AdapterOrder
-                  | FromReplica
+                  | WeightsOrder | FromReplica
                   | ReplicaEvent | ReplicasKept | SetRequest | PlacementReport)
     client_inbox: Any = ToRouterFront
 
     def __init__(self, book: RequestBook, assignments: Assignments, fleet: Fleet, epoch: int,
-                 max_waiting: int, adapters: Sequence[AdapterEntry] = ()) -> None:
+                 max_waiting: int, adapters: Sequence[AdapterEntry] | None = None) -> None:
         """fleet: empty so far; max_waiting: requests that may wait while no replica takes any;
-        adapters: those of every replica."""
+        adapters: those that replicas are started with; None = they serve none."""
         self.book, self.assignments, self.fleet = book, assignments, fleet
-        self._adapters = {entry.adapter.name: entry for entry in adapters}
         self._api = ClusterApi(fleet, assignments)
+        self._weights = WeightsOrders(fleet, assignments)
+        self._adapters = AdapterOrders(fleet, assignments, adapters)
         self._epoch, self._max_waiting = epoch, max_waiting
         self.next_sid = book.next_sid
         self._early: list[Any] = []
@@ -161,6 +165,8 @@ class RouterCore(Core):
             early, self._early = self._early, []
             for message in early:
                 self._on_order(message, now)
+            self._weights.step(now)
+            self._adapters.step()
         if now >= self._tick_at:
             self._tick_at = now + TICK
             self._on_tick(now)
@@ -170,7 +176,10 @@ class RouterCore(Core):
             self._out += [Send(role, wanted) for role in self.fleet.listeners]
         self._out += self._api.answers(now)
         self._out += [Send(DETOKENIZER, reply)
-                      for reply in self._flushes.pop(assignments.by_index.keys())]
+                      for reply in (*self._flushes.pop(assignments.by_index.keys()),
+                                    *self._weights.replies, *self._adapters.replies)]
+        self._weights.replies.clear()
+        self._adapters.replies.clear()
         if self._ledger_full:  # all that is about requests waits for it, in order
             others = {CLIENT, LAUNCHER, *self.fleet.listeners}
             now_out = [send for send in self._out if send.to in others]
@@ -225,6 +234,7 @@ class RouterCore(Core):
         for shared in ("disk_pages", "disk_bytes"):  # of a directory that all of them use
             if shared in gauges:
                 gauges[shared] = max(int(view.gauges.get(shared, 0)) for view in self.views)
+        gauges["weight_version"] = self.fleet.weights.version
         router = self.assignments.gauges() | self.fleet.gauges()
         phase = ("draining" if self._draining else "starting" if not self._begun
                  else "stepping" if self.book.live else "idle")
@@ -286,10 +296,10 @@ class RouterCore(Core):
                 self.assignments.send_all(message)
             elif self.book.media is not None:
                 self.book.media.started()
-        elif isinstance(message, AdapterOrder):  # the tokenizer lets "list" through alone
-            listed = [shown_entry(entry) for entry in self._adapters.values()]
-            self._out.append(Send(DETOKENIZER, Reply(
-                message.call.rid, message.client, msgspec.json.encode({"adapters": listed}))))
+        elif isinstance(message, AdapterOrder):
+            self._adapters.on_order(message)
+        elif isinstance(message, WeightsOrder):
+            self._weights.on_order(message)
         elif isinstance(message, Flush):
             ready = [view for view in self.views if view.ready]
             self._flushes.begin(message, [view.index for view in ready])
@@ -310,7 +320,7 @@ class RouterCore(Core):
             self._on_resume(ResumeRequest(submit.rid, submit.client, True, submit.tenant), now)
             return
         if (adapter := submit.adapter) is not None:
-            if (entry := self._adapters.get(adapter.name)) is None:
+            if (entry := self._adapters.entries.get(adapter.name)) is None:
                 self._refuse(submit, UnknownAdapter.code,
                              f"model: {adapter.name!r} is not served here")
                 return
@@ -398,6 +408,9 @@ class RouterCore(Core):
                         request.over and view.synced and request.replica == view.index)
                     for request in self.book.requests.values()):
                 pass  # it is elsewhere, as the inventory says; the client asks again
+            elif isinstance(message, Reply) and message.client == ROUTER:
+                self._weights.on_reply(view.index, message, now)
+                self._adapters.on_reply(view.index, message)
             elif not (isinstance(message, Reply) and self._flushes.add(view.index, message)):
                 self._out.append(Send(DETOKENIZER, message))
 

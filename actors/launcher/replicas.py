@@ -29,7 +29,7 @@ from actorium.actors.launcher.children import ChildProcess, ChildProcesses
 from actorium.actors.launcher.stopping import STOP_GRACE
 from actorium.actors.messages import Child, Exited, ToLauncher
 from actorium.actors.runtime.process import send_signal
-from actorium.actors.runtime.rundir import address
+from actorium.actors.runtime.rundir import address, remove_tensors
 
 if TYPE_CHECKING:
     from actorium.actors.launcher.watchdog_link import WatchdogLink
@@ -107,9 +107,13 @@ class LocalReplicas:
 
     def on_set(self, wanted: ReplicaSet, working: bool) -> None:
         """The router wants these. working: the engine neither stops nor has failed."""
+        before = self.roster.kept.weights
         answers = self.roster.on_set(wanted)
         if working:
             self.change()
+        if self.roster.kept.weights != before:  # some replicas still have those of before
+            remove_tensors(self._actors.run_dir,
+                           {*before.source.over, *self.roster.kept.weights.source.over})
         self._tell_router(answers)
 
     def on_ask(self, ask: AskReplicaSet) -> None:

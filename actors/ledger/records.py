@@ -387,9 +387,10 @@ class LedgerHistory:
                 output.prompt_logprobs.append(event.prompt_logprobs)
         if event.experts is not None:
             add_experts(output.experts, event.experts)
-        if event.weights is not None and (
-                not output.runs or output.runs[-1][0] < event.weights[0]):
-            output.runs.append(event.weights)
+        if event.weights is not None and (known is not None or not output.tokens):
+            first, version = event.weights[0] + (known or 0), event.weights[1]
+            if not output.runs or (output.runs[-1][0] < first and output.runs[-1][1] != version):
+                output.runs.append((first, version))
         if event.finish_reason is not None and not output.incomplete:
             output.finish = msgspec.structs.replace(event, logprobs=None, prompt_logprobs=None,
                                                     pooled=None, experts=None)

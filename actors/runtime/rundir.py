@@ -14,6 +14,7 @@ import re
 import secrets
 import stat
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from actorium.actors.errors import ActoriumError, BadConfig, EngineUnavailable
@@ -39,6 +40,9 @@ TENSORS = ".safetensors"
 """How names of files end that clients send a model's tensors in."""
 OUR_SUFFIXES = (".inbox", ".front", ".log", ".tape0", ".tape1", ".journal", PEER, CALLS, NEW,
                 TENSORS)
+UNUSED_TENSORS = 600.0
+"""Seconds after which tensors that were sent, and are not in use, are removed: the order to use
+them may still be on its way."""
 GROUP = "group-"
 """Before the epoch: the directory in which the ranks of a worker meet."""
 GROUP_FILES = frozenset({"gate", "ranks", "ranks.new", "store"})
@@ -86,6 +90,15 @@ def _is_own(directory: str) -> bool:
 def engine_dir(name: str, run_dir: str | None = None) -> Path:
     """Run directory of the engine `name`, whether it runs or not."""
     return base_dir(run_dir) / name
+
+
+def remove_tensors(directory: Path, used: Collection[str]) -> None:
+    """Removes the tensors that clients have sent and that are not in use; used: the files that are.
+    """
+    for file in directory.glob(f"*{TENSORS}"):
+        with contextlib.suppress(OSError):
+            if str(file) not in used and file.stat().st_mtime < time.time() - UNUSED_TENSORS:
+                file.unlink()
 
 
 def address(directory: Path, socket: str) -> str:

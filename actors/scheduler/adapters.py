@@ -184,6 +184,11 @@ class AdapterTable:
         """Whether the worker reads one that sequences wait for."""
         return any(use.waiting and not self._ready(digest) for digest, use in self._uses.items())
 
+    @property
+    def loading(self) -> bool:
+        """Whether orders wait for the worker."""
+        return bool(self._loads)
+
     # --- orders ----------------------------------------------------------------------------------
 
     def on_order(self, order: AdapterOrder, asleep: bool) -> None:

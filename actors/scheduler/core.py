@@ -63,7 +63,7 @@ from actorium.actors.scheduler.recovery.recovery_log import PriorRun, restore_re
 from actorium.actors.scheduler.recovery.suspects import SuspectTrials
 from actorium.actors.scheduler.request_lifecycle import RequestLifecycle
 from actorium.actors.scheduler.request_state import PlanRecord, Rejection, RequestState
-from actorium.actors.scheduler.sleep import ASLEEP, UNLOADING, SleepControl
+from actorium.actors.scheduler.sleep import SleepControl
 from actorium.actors.scheduler.step_results import apply_media, apply_result
 from actorium.actors.scheduler.weights import WeightsControl
 from actorium.actors.scheduler.worker_capacity import WorkerGroup
@@ -165,7 +165,7 @@ class SchedulerCore(Core):
         elif isinstance(message, ControlRequest):
             self.sleep.on_control(message)
         elif isinstance(message, WeightsOrder):
-            self.weights.on_order(message, self.sleep.stage in (UNLOADING, ASLEEP))
+            self.weights.on_order(message, self.sleep.ordered)
         elif isinstance(message, WeightsAnswer):
             self.weights.on_answer(message)
         elif isinstance(message, TensorAnswer):
@@ -176,7 +176,7 @@ class SchedulerCore(Core):
             if (tier := self.state.tier or self.sleep.tier) is not None:
                 tier.answered(message)
         elif isinstance(message, AdapterAnswer | AdapterOrder):
-            self.requests.on_adapters(message, self.sleep.stage in (UNLOADING, ASLEEP))
+            self.requests.on_adapters(message, self.sleep.ordered)
         elif isinstance(message, ResumeRequest):
             with self._guard.of_key(message.client, message.rid):
                 self.outgoing.answer_resume(self.state, message, now)
@@ -187,6 +187,8 @@ class SchedulerCore(Core):
         """Ends overdue requests, makes as many plans as may be in flight, returns what to send."""
         requests, self.masks.last_forced = self.requests, {}
         requests.end_overdue(now)
+        adapters = self.state.adapters
+        self.sleep.needed = self.weights.busy or (adapters is not None and adapters.loading)
         self.sleep.step(bool(self._unresolved), now)
         self.weights.step(bool(self._unresolved))
         self.outgoing.report_again(self.state)

@@ -62,6 +62,8 @@ class SleepControl:
         self._unloaded: set[int] = set()
         """Ranks."""
         self._idle_since: float | None = None
+        self.needed = False
+        """Something else than a request needs the worker: an engine that sleeps by itself wakes."""
         self.tier: HostTier | None = None
         """Of the worker that sleeps: the host's memory stays."""
 
@@ -144,7 +146,7 @@ class SleepControl:
     def step(self, in_flight: bool, now: float) -> None:
         """Goes as far as it can towards what is wanted, and answers the orders that are reached.
         in_flight: a plan is."""
-        if self._wanted.by_itself and self._state.requests:
+        if self._wanted.by_itself and (self._state.requests or self.needed):
             self._want(level=0, by_itself=False)
         if self.stage == ASLEEP and not self._wanted.level:
             self._load()
@@ -165,7 +167,7 @@ class SleepControl:
 
     def _sleep_if_idle(self, in_flight: bool, now: float) -> None:
         want = self._wanted
-        busy = in_flight or self._state.requests or want.paused or want.level
+        busy = in_flight or self._state.requests or self.needed or want.paused or want.level
         if not self._after or busy or self._requests.draining:
             self._idle_since = None
         elif self._idle_since is None:
@@ -270,6 +272,12 @@ class SleepControl:
     def level(self) -> int:
         """Of the sleep that is reached; 0 = awake, or on its way."""
         return self._wanted.level if self.stage == ASLEEP else 0
+
+    @property
+    def ordered(self) -> bool:
+        """Whether it sleeps, or is about to, until somebody has it wake."""
+        return (self.stage in (UNLOADING, ASLEEP) and self._wanted.level > 0
+                and not self._wanted.by_itself)
 
     @property
     def stopped(self) -> bool:

@@ -8,6 +8,9 @@ older weights have filled.
 
 The worker is who knows: one that has been started again says with what (`Ready.weights`), and the
 version counts on where that is not what the ledger has.
+
+In a cluster the orders are the router's (`plan`): what is read is held until the router says
+whether to take it, and as which version (`settle`), or says hello anew, and has forgotten it.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from collections import deque
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from actorium.actors.errors import (
     ActoriumError,
@@ -29,6 +33,7 @@ from actorium.actors.messages import (
     PrepareWeights,
     ReadTensor,
     Reply,
+    RunningMode,
     TensorAnswer,
     TensorCall,
     UpdateWeights,
@@ -48,6 +53,20 @@ MOST_WAITING = 64
 IDLE, PREPARING, PREPARED, TAKING = "idle", "preparing", "prepared", "taking"
 """Stages of the first order: the worker reads the weights; has done so; takes them."""
 Key = tuple[bytes, str]
+ROUTER = b"router"
+"""Who gives a cluster's router's orders, by their numbers."""
+
+
+class PendingUpdate(Struct):
+    """An order to change the weights, which is being carried out or waits for that."""
+
+    key: Key
+    call: WeightsCall
+    source: WeightsSource | None = None
+    """All files, as a router says them, or as they were read; None = those of the call, over what
+    is served."""
+    take: bool | None = True
+    """Whether it is taken once it is read; None = the router will say."""
 
 
 class WeightsControl:
@@ -62,7 +81,7 @@ class WeightsControl:
         """As the ledger has it."""
         self._state.weights = prior.version
         self._state.weights_name = name_of(prior.source)
-        self._waiting: deque[WeightsOrder] = deque()
+        self._waiting: deque[PendingUpdate] = deque()
         """The first one is being carried out."""
         self._stage, self._number, self._numbers = IDLE, 0, 0
         """Of the first order, its number, and the last number that was given."""
@@ -79,11 +98,11 @@ class WeightsControl:
         call, key = order.call, (order.client, order.call.rid)
         if isinstance(call, WeightsCall) and (call.order == "state" or key in self.record.orders):
             self._reply(key, self._shown())
-        elif any((other.client, other.call.rid) == key for other in self._waiting):
+        elif any(other.key == key for other in self._waiting):
             return
         elif asleep or (isinstance(call, TensorCall) and self._requests.worker is None):
             self._refuse(key, EngineUnavailable("the engine sleeps: wake it up first" if asleep
-                                                else "the worker is being started"))
+                                                else "the worker sleeps or is being started"))
         elif len(self._waiting) + len(self._reads) >= MOST_WAITING:
             self._refuse(key, EngineUnavailable(f"{MOST_WAITING} orders are waiting already"))
         elif isinstance(call, TensorCall):
@@ -93,12 +112,31 @@ class WeightsControl:
                 self._requests.outgoing.to_worker(
                     ReadTensor(self._epoch, self._numbers, call.name, call.most))
         elif 0 < call.version <= (last := max(self.record.version, *(
-                other.call.version for other in self._waiting
-                if isinstance(other.call, WeightsCall)), 0)):
+                other.call.version for other in self._waiting), 0)):
             self._refuse(key, InvalidRequest(
                 f"weight_version: must be above {last}, got {call.version}", "weight_version"))
         else:
-            self._waiting.append(order)
+            self._waiting.append(PendingUpdate(key, call))
+
+    def plan(self, number: int, source: WeightsSource, mode: RunningMode, clear_cache: bool
+             ) -> None:
+        """Takes a router's order: reads these files, says so, and waits for `settle`."""
+        call = WeightsCall(str(number), "update", mode=mode, clear_cache=clear_cache)
+        self._waiting.append(PendingUpdate((ROUTER, call.rid), call, source, None))
+
+    def settle(self, number: int, version: int) -> None:
+        """The router says what becomes of its order: it is taken as this version; 0: it is not."""
+        for update in self._waiting:
+            if update.key == (ROUTER, str(number)) and update.take is None:
+                update.call = msgspec.structs.replace(update.call, version=version)
+                update.take = version > 0
+                if update.take:
+                    self._abort_if_asked(update.call)
+
+    def forget_plans(self) -> None:
+        """Gives up the router's orders that it has not settled: it does not know of them."""
+        for update in self._waiting:
+            update.take = update.take or False
 
     def on_tensor(self, answer: TensorAnswer) -> None:
         """Passes on what a tensor holds."""
@@ -123,22 +161,29 @@ class WeightsControl:
         errors = sorted((own.error for own in answers if own.error), key=len, reverse=True)
         if errors:
             if len(errors) < len(answers):
-                self._requests.outgoing.to_worker(
-                    UpdateWeights(self._epoch, self._number, take=False))
+                self._give_up()
             self._refuse(self._next()[0], BadModel(errors[0]))
             return
         seconds = max(own.seconds for own in answers)
         if answer.prepared:
             self._stage, self._read_seconds = PREPARED, seconds
-            if self._first.mode == "abort":
-                for request in list(self._state.requests):
-                    self._requests.abort(request)
+            self._waiting[0].source = answers[0].source
+            if self._waiting[0].take:
+                self._abort_if_asked(self._first)
+            elif self._waiting[0].take is None:
+                self._reply(self._waiting[0].key, {
+                    "prepared": msgspec.to_builtins(answers[0].source), "read_seconds": seconds})
             return
         key, call = self._next()
         self._serve(answers[0].source, key, call.version)
         if call.clear_cache:
             self._state.flush_cache()
         self._reply(key, self._shown(seconds, self._read_seconds))
+
+    def _abort_if_asked(self, call: WeightsCall) -> None:
+        if call.mode == "abort":
+            for request in list(self._state.requests):
+                self._requests.abort(request)
 
     def on_worker(self, source: WeightsSource) -> None:
         """A worker is ready, with these weights; what the one before was doing has ended with it.
@@ -169,11 +214,18 @@ class WeightsControl:
         if self._stage == TAKING:
             state.admits = NONE
             return
+        while self._waiting and self._stage != PREPARING and (
+                self._waiting[0].take is False or self._has_first):
+            if self._stage == PREPARED:
+                self._give_up()
+            taken, (key, _) = self._waiting[0].take, self._next()
+            if taken:
+                self._reply(key, self._shown())
         if not self._waiting or self._requests.worker is None or self._sleep.unloads:
             return
         if self._stage == IDLE:
             self._prepare(self._first)
-        if self._stage != PREPARED:
+        if self._stage != PREPARED or self._waiting[0].take is None:
             return
         call = self._first
         stops = call.mode in ("keep", "retract") or state.admits == NONE  # paused where they are
@@ -197,20 +249,30 @@ class WeightsControl:
         source = self.record.source
         over = [*source.over, call.tensors] if call.tensors else []
         self._requests.outgoing.to_worker(PrepareWeights(
-            self._epoch, self._number, WeightsSource(call.path or source.path, over)))
+            self._epoch, self._number,
+            self._waiting[0].source or WeightsSource(call.path or source.path, over)))
+
+    def _give_up(self) -> None:
+        """Has the ranks forget what they have read."""
+        self._requests.outgoing.to_worker(UpdateWeights(self._epoch, self._number, take=False))
 
     def _next(self) -> tuple[Key, WeightsCall]:
         """Takes out the first order."""
-        call, order = self._first, self._waiting.popleft()
+        first = self._waiting.popleft()
         self._stage = IDLE
         self._answers.clear()
-        return (order.client, call.rid), call
+        return first.key, first.call
+
+    @property
+    def _has_first(self) -> bool:
+        """Whether a router orders what it, or the one before, has had taken already."""
+        first = self._waiting[0]
+        return (0 < first.call.version <= self.record.version and first.take is True
+                and first.key[0] == ROUTER and first.source == self.record.source)
 
     @property
     def _first(self) -> WeightsCall:
-        call = self._waiting[0].call
-        assert isinstance(call, WeightsCall)
-        return call
+        return self._waiting[0].call
 
     def _serve(self, source: WeightsSource, key: Key | None = None, version: int = 0) -> None:
         """The worker computes with these from the next step on. version: 0 = the next."""
@@ -221,6 +283,11 @@ class WeightsControl:
         self._state.change_weights(self.record.version, name_of(source))
 
     # --- reports ---------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether orders wait, or are being carried out."""
+        return bool(self._waiting)
 
     def _shown(self, seconds: float = 0.0, read_seconds: float = 0.0) -> dict[str, Any]:
         return {"version": self.record.version, "path": self.record.source.path,

@@ -255,7 +255,7 @@ class TokenizerCore(Core):
             check_adapter_call(message, self._config)
             self._out.append(Send("scheduler", AdapterOrder(client, message)))
         elif isinstance(message, WeightsCall | TensorCall):
-            check_weights_call(message, self._config)
+            check_weights_call(message)
             self._out.append(Send("scheduler", WeightsOrder(client, message)))
 
     def _checked(self, entry: PendingMessage) -> PendingMessage:
@@ -422,9 +422,6 @@ def check_adapter_call(call: AdapterCall, config: Config) -> None:
         raise InvalidRequest("this engine serves no LoRA adapters: start it with --enable-lora")
     if call.order == "list":
         return
-    if clustered(config.cluster):
-        raise InvalidRequest(f"{call.order}: replicas have the adapters that they are started with "
-                             "(--lora-modules)")
     if fault := adapter_name_fault(call.name):
         raise InvalidRequest(f"lora_name: {fault}", "lora_name")
     if call.order == "load" and not call.path.startswith("/"):
@@ -433,10 +430,8 @@ def check_adapter_call(call: AdapterCall, config: Config) -> None:
         raise InvalidRequest(f"lora_name: {call.name!r} is the model itself", "lora_name")
 
 
-def check_weights_call(call: WeightsCall | TensorCall, config: Config) -> None:
+def check_weights_call(call: WeightsCall | TensorCall) -> None:
     """Raises `InvalidRequest` where an engine cannot do what is ordered."""
-    if clustered(config.cluster):
-        raise InvalidRequest("weights: a cluster's router has none; ask each replica's engine")
     if isinstance(call, TensorCall):
         return
     for name, place in (("model_path", call.path), ("tensors", call.tensors)):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gc
 import logging
-from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from time import perf_counter
@@ -25,7 +24,7 @@ from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.messages import WeightsSource
 from actorium.actors.models.model_dir import resolve
 from actorium.actors.runtime.memory_limits import available_memory
-from actorium.actors.runtime.rundir import TENSORS, WEIGHTS, write_private
+from actorium.actors.runtime.rundir import WEIGHTS, remove_tensors, write_private
 from actorium.gpu.adapters.adapter_setup import renew_adapters
 from actorium.gpu.families.architectures import ARCHITECTURES
 from actorium.gpu.graphs.decode_programs import DecodePrograms
@@ -43,9 +42,6 @@ from actorium.gpu.worker.measure import WorkspaceMeter, cache_tensors
 LOG = logging.getLogger("actorium.model")
 MAX_OVER = 16
 """Files in front of a checkpoint: a worker that starts opens them all."""
-UNUSED = 600.0
-"""Seconds after which tensors that were sent, and are not in use, are removed: the order to use
-them may still be on its way."""
 
 
 class WeightsUpdate:
@@ -172,11 +168,7 @@ def keep_source(run_dir: Path, source: WeightsSource) -> None:
     """Writes it down, and removes tensors that were sent to the engine and are no longer in use.
     Raises `OSError`."""
     write_private(run_dir / WEIGHTS, msgspec.json.encode(source))
-    for file in run_dir.glob(f"*{TENSORS}"):
-        if str(file) not in source.over and file.stat().st_mtime < (
-                run_dir / WEIGHTS).stat().st_mtime - UNUSED:
-            with suppress(OSError):
-                file.unlink()
+    remove_tensors(run_dir, source.over)
 
 
 def kept_source(run_dir: Path, config: Config) -> WeightsSource:

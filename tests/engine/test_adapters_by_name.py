@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 from helpers_adapter_files import adapter_tensors, write_adapter
+from helpers_cli import eventually
 from helpers_served import Served, serving
 
 from actorium.actors.errors import BadModel, EngineFailed, InvalidRequest, UnknownAdapter
@@ -204,16 +207,36 @@ def test_a_thousand_loads_and_unloads_leave_memory_as_it_was() -> None:
     assert end < settled + (32 << 20), f"{settled} bytes after 100 cycles, {end} after 1000"
 
 
-def test_replicas_have_the_adapters_of_their_start(folder: Path) -> None:
+def test_replicas_get_adapters_at_run_time(folder: Path) -> None:
+    """All of them, also one that is started again; the router knows no others."""
     with Engine("", null_worker=True, skip_tokenizer=True, replicas=2, enable_lora=True,
                 lora_modules=(f"one={folder / 'one'}",)) as engine:
         client, params = engine.client, SamplingParams(max_tokens=4, seed=1, ignore_eos=True)
-        (listed,) = client.adapters()
-        seed = adapted_seed(1, bytes.fromhex(listed["digest"]))
-        want = [next_token(seed, len(PROMPT) + i, VOCAB) for i in range(4)]
-        several = client.generate([PROMPT] * 8, params, adapter="one")
-        assert [one.token_ids for one in several] == [want] * 8
+
+        def right(name: str) -> bool:
+            digest = next(own["digest"] for own in client.adapters() if own["name"] == name)
+            seed = adapted_seed(1, bytes.fromhex(digest))
+            want = [next_token(seed, len(PROMPT) + i, VOCAB) for i in range(4)]
+            several = client.generate([PROMPT] * 8, params, adapter=name)
+            return [one.token_ids for one in several] == [want] * 8
+
+        assert right("one")
         with pytest.raises(UnknownAdapter, match="model: 'x' is not served here"):
             client.generate(PROMPT, params, adapter="x")
-        with pytest.raises(InvalidRequest, match="load: replicas have the adapters that"):
-            client.load_adapter("two", folder / "two")
+        assert client.load_adapter("two", folder / "two")["path"] == str(folder / "two")
+        assert right("two") and right("one")
+        with pytest.raises(InvalidRequest, match="'two' is loaded already"):
+            client.load_adapter("two", folder / "three")
+        with pytest.raises(BadModel, match="replica [01]: .*adapter_config.json"):
+            client.load_adapter("none", folder)
+        client.load_adapter("two", folder / "three", replace=True)
+        client.unload_adapter("one")
+        assert right("two") and [own["name"] for own in client.adapters()] == ["two"]
+        with pytest.raises(UnknownAdapter):
+            client.unload_adapter("one")
+        replica = next(own for own in client.status().actors if own.role == "replica-1")
+        os.kill(replica.pid, signal.SIGKILL)
+        assert right("two")
+        assert eventually(lambda: any(own.role == "replica-1" and own.epoch > replica.epoch
+                                      and own.phase == "ready" for own in client.status().actors))
+        assert all(right("two") for _ in range(4))

@@ -30,18 +30,23 @@ from actorium.actors.ledger.records import LedgerHistory, cut
 from actorium.actors.ledger.segments import LedgerRecord
 from actorium.actors.media.media_messages import HoldMedia
 from actorium.actors.messages import (
+    AdapterAnswer,
     Admit,
     Hello,
     MediaItem,
+    NamedAdapter,
     Open,
     Ready,
     Reply,
     SequenceEvent,
     StepResult,
     Submit,
+    TensorAnswer,
     ToDetokenizer,
     TokenBatch,
     Unknown,
+    Unloaded,
+    WeightsAnswer,
 )
 from actorium.actors.params import ResolvedParams, TextParams
 from actorium.actors.scheduler.core import SchedulerCore
@@ -74,6 +79,8 @@ class ReplicaBox:
         self.bare = SchedulerCore(context)
         self.scheduler = SchedulerActor(self.bare, context)
         self.worker = Worker(context._replace(role="worker-0"))
+        if config.adapters.enable_lora:
+            self.scheduler.on_start(lambda *_: None)  # a thread reads their files
         self.inbox: deque[Any] = deque()
         self.said: deque[FromReplica] = deque()
         self.admitted: list[Admit] = []
@@ -93,7 +100,8 @@ class ReplicaBox:
                 assert send.to == f"../{NAME}/scheduler", send
                 self.said.append(send.message)
         for send in self.worker.on_wake(now):
-            assert isinstance(send.message, Ready | StepResult)
+            assert isinstance(send.message, AdapterAnswer | Ready | StepResult | TensorAnswer
+                              | Unloaded | WeightsAnswer)
             self.inbox.append(send.message)
         return moved
 
@@ -144,7 +152,8 @@ class ClusterBox:
                          cluster=replace(self.config.cluster, routing=self.routing))
         prior = None if self.ledger is None else LedgerHistory().read(self.ledger)
         self.router = router_actor.router_core(
-            Context(config, Path("/nowhere"), "scheduler", self.router_epoch, 7), prior)
+            Context(config, Path("/nowhere"), "scheduler", self.router_epoch, 7), prior,
+            [] if config.adapters.enable_lora else None)
         for send in self.router.on_wake(self.now) if told else ():
             assert isinstance(send.message, AskReplicaSet)
             for answer in self.roster.on_ask(send.message):
@@ -161,13 +170,14 @@ class ClusterBox:
 
     def submit(self, prompt: list[int], max_tokens: int = 16, n: int = 1, rid: str = "",
                client: bytes = b"client", resume_seconds: float = 0.0,
-               media: Sequence[MediaItem] = (), **params: Any) -> str:
+               media: Sequence[MediaItem] = (), adapter: str = "", **params: Any) -> str:
         """A request comes from the tokenizer."""
         rid = rid or f"r{len(self.submits)}"
         self.submits[rid] = Submit(
             rid, client, b"".join(t.to_bytes(4, "little") for t in prompt), n,
             ResolvedParams(max_tokens=max_tokens, **params), TextParams(), 11 + len(self.submits),
-            resume_seconds=resume_seconds, media=[*media])
+            resume_seconds=resume_seconds, media=[*media],
+            adapter=NamedAdapter(adapter) if adapter else None)
         self.to_router.append(self.submits[rid])
         return rid
 

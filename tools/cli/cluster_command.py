@@ -186,8 +186,8 @@ def is_done(command: str, operand: int, answer: ClusterAnswer) -> bool:
     if answer.target != operand:
         raise EngineUnavailable(f"{answer.target} replicas are wanted by now, not {operand}: "
                                 "somebody else has scaled the cluster")
-    if left_out := _left_out(answer):
-        raise EngineUnavailable("; ".join(left_out))
+    if any(row.phase == "left out" for row in answer.rows):
+        raise EngineUnavailable("; ".join(_reasons(answer)))
     return len(answer.rows) == operand and all(
         row.phase in ("ready", "drained") for row in answer.rows)
 
@@ -215,12 +215,12 @@ def as_json(answer: ClusterAnswer) -> dict[str, object]:
 def table(answer: ClusterAnswer) -> str:
     text = aligned([list(COLUMNS), *map(_cells, answer.rows)])
     text.append(f"{answer.target} replicas wanted, {answer.waiting} requests wait for one")
-    return "\n".join([*text, *filter(None, (*_left_out(answer), answer.policy,
+    return "\n".join([*text, *filter(None, (*_reasons(answer), answer.policy,
                                             answer.placement))])
 
 
-def _left_out(answer: ClusterAnswer) -> list[str]:
-    return [f"replica {row.replica} is left out: {row.why}" for row in answer.rows if row.why]
+def _reasons(answer: ClusterAnswer) -> list[str]:
+    return [f"replica {row.replica} is {row.phase}: {row.why}" for row in answer.rows if row.why]
 
 
 def _cells(row: ReplicaRow) -> list[str]:

@@ -268,7 +268,8 @@ class NullWorker(Core):
         source = message.source
         refused = source.path.endswith(REFUSED)
         if not refused:
-            self._prepared = message.number, replace(source, digest=weights_digest(source))
+            source = replace(source, digest=weights_digest(source))
+            self._prepared = message.number, source
         self._out.append(Send("scheduler", WeightsAnswer(
             message.epoch, self.ready.rank, message.number, source,
             f"{source.path}: it is refused" if refused else "", prepared=True)))

@@ -56,7 +56,8 @@ class Assignments:
         self.out: list[Send] = []
         self.counts = Counter(migrated_requests=0, migrated_tokens=0, stale_sequences=0,
                               stale_frames=0, routed_missed=0)
-        self._book, self._policy, self._index, self._epoch = book, policy, index, epoch
+        self.policy = policy
+        self._book, self._index, self._epoch = book, index, epoch
         self._number = epoch << NUMBERS
         self.gathering = False
         """A new router asks around: what was aborted at one replica may live at another."""
@@ -91,7 +92,7 @@ class Assignments:
                 "replicas_ready": sum(view.takes_requests for view in self.by_index.values()),
                 "router_live": len(self._book.live), "router_waiting": len(self.pending),
                 "index_pages": len(self._index), "index_resyncs": self._index.resyncs,
-                **self.counts, **self._policy.counts}
+                **self.counts, **self.policy.counts}
 
     # --- orders ---
 
@@ -104,7 +105,7 @@ class Assignments:
 
     def ask(self, view: ReplicaView) -> None:
         """Asks a replica what it knows."""
-        view.asked = self._next_number()
+        view.asked = self.next_number()
         self.send(view, RouterHello(view.asked, self._epoch))
 
     def tell(self, request: RoutedRequest, message: Stop | AbortRequest) -> None:
@@ -116,10 +117,11 @@ class Assignments:
 
     def evict(self, view: ReplicaView, submit: Submit) -> None:
         """Has a replica end a request that is elsewhere."""
-        view.fence = self._next_number()
+        view.fence = self.next_number()
         self.send(view, Evict(view.life, view.fence, submit.rid, submit.client))
 
-    def _next_number(self) -> int:
+    def next_number(self) -> int:
+        """Of an order."""
         self._number += 1
         return self._number
 
@@ -130,12 +132,12 @@ class Assignments:
         among = [view for view in self.by_index.values() if view.takes_requests]
         if among:
             for request in [*self.pending.values()]:
-                self.assign(request, self._policy.choose(request, among, now))
+                self.assign(request, self.policy.choose(request, among, now))
 
     def assign(self, request: RoutedRequest, view: ReplicaView) -> None:
         """Puts a request at a replica: as it came, or with all that it has emitted."""
         self.pending.pop(request.sid, None)
-        number = self._next_number()
+        number = self.next_number()
         request.replica, request.number = view.index, number
         view.routed += 1
         if not request.over:
@@ -160,14 +162,14 @@ class Assignments:
         if view is None:
             self.pending[request.sid] = request
         else:
-            self.send(view, Assign(view.life, self._next_number(), request.sid, submit))
+            self.send(view, Assign(view.life, self.next_number(), request.sid, submit))
 
     def home(self, request: RoutedRequest, now: float) -> ReplicaView | None:
         """The replica that knows a request; one that is over gets another if that one has left."""
         if request.replica == NOWHERE and request.over:
             among = [view for view in self.by_index.values() if view.takes_requests]
             if among:
-                self.assign(request, self._policy.choose(request, among, now))
+                self.assign(request, self.policy.choose(request, among, now))
         return None if request.replica == NOWHERE else self.by_index[request.replica]
 
     def displace(self, request: RoutedRequest) -> None:
@@ -210,6 +212,7 @@ class Assignments:
             view.rate += NEW_SHARE * (tokens * 1e6 / spent - view.rate)
             view.measured = now
         view.ready, view.gauges = report.ready, report.gauges
+        view.weights = int(report.gauges.get("weight_version", 0))
         view.lost = view.lost and not report.ready
 
     def on_delta(self, view: ReplicaView, delta: CacheDelta) -> None:

@@ -66,6 +66,10 @@ class ReplicaView(Struct):
     """It is drained, or leaves: it gets no requests."""
     lost: bool = False
     """It was connected, and sends nothing any more."""
+    weights: int = 0
+    """Version of the weights that it serves."""
+    behind: str = ""
+    """Why it takes no requests: it has not the cluster's weights; empty = it has."""
     migrated_in: int = 0
     migrated_out: int = 0
     """Requests that came from another replica after they had begun, or went to one."""
@@ -74,7 +78,8 @@ class ReplicaView(Struct):
 
     @property
     def takes_requests(self) -> bool:
-        return self.ready and self.synced and self.seen >= self.fence and not self.closed
+        return (self.ready and self.synced and self.seen >= self.fence and not self.closed
+                and not self.behind)
 
 
 class RoutingPolicy:
@@ -83,6 +88,8 @@ class RoutingPolicy:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         """Of decisions, for the heartbeat."""
+        self.weights_name = ""
+        """What stands for the weights in names of prefixes (`name_of`)."""
 
     def choose(self, request: RoutedRequest, among: Sequence[ReplicaView], now: float
                ) -> ReplicaView:
@@ -129,13 +136,14 @@ class PrefixRouting(RoutingPolicy):
 
     def __init__(self, index: PrefixIndex, page_size: int, slots: int) -> None:
         """slots: sequences that a replica runs at once."""
+        super().__init__()
         self._index, self._page_size, self._slots = index, page_size, slots
         self.counts = Counter(routed_by_prefix=0, routed_by_load=0, routed_blind=0,
                               routed_cached_tokens=0, routed_prompt_tokens=0)
 
     def choose(self, request: RoutedRequest, among: Sequence[ReplicaView], now: float
                ) -> ReplicaView:
-        pages = pages_of(request.submit, self._page_size)
+        pages = pages_of(request.submit, self._page_size, self.weights_name)
         cached_pages = self._index.match(pages, [view.index for view in among], now)
         tokens = len(request.submit.prompt) // 4
         costs = []
@@ -176,11 +184,11 @@ def believed_rates(views: Sequence[ReplicaView], now: float) -> list[float]:
             for view, weight in zip(views, weights, strict=True)]
 
 
-def pages_of(submit: Submit, page_size: int) -> Hashes:
+def pages_of(submit: Submit, page_size: int, weights_name: str = "") -> Hashes:
     """The numbers of a prompt's whole pages; those of images and of embeddings differ as the
     caches' keys do."""
     return prefix_hashes(prompt_key(submit.prompt, submit, page_size), page_size,
-                         root_hash(salt_of(submit)))
+                         root_hash(weights_name + salt_of(submit)))
 
 
 def new_routing_policy(routing: str, seed: int, index: PrefixIndex, page_size: int, slots: int

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from actorium.actors.cluster.cluster_control import (
     AutoscaleState,
+    ClusterWeights,
     ReplicaRow,
     ReplicaSet,
     ReplicaState,
@@ -20,6 +21,7 @@ from actorium.actors.cluster.routing.assignments import Assignments
 from actorium.actors.cluster.routing.routing_policy import ReplicaView
 from actorium.actors.cluster.scaling.autoscale import Autoscaler, LoadMeter, LoadReading, held_pages
 from actorium.actors.config.cluster_settings import MOST_REPLICAS, NODES_ROLE
+from actorium.actors.ledger.records import AdaptersRecord
 from actorium.actors.runtime.roles import LAUNCHER
 
 LOG = logging.getLogger("actorium.router")
@@ -65,6 +67,9 @@ class Fleet:
         self._assignments, self._nodes = assignments, dict(nodes)
         self.meter, self._autoscaler = meter, autoscaler
         self.autoscale = AutoscaleState()
+        self.weights = ClusterWeights()
+        self.adapters: AdaptersRecord | None = None
+        """None = those that replicas are started with."""
         self._start, self._finish = start, finish
         self.members: dict[int, Member] = {}
         self.known = False
@@ -97,7 +102,7 @@ class Fleet:
             member.move_at = state.finish_at if member.closed else FOR_EVER
             self.members[state.index] = member
             self._assignments.add_view(state.index, state.node).closed = member.closed
-        self.autoscale = kept.autoscale
+        self.autoscale, self.weights, self.adapters = kept.autoscale, kept.weights, kept.adapters
         self.known = self.changed = True
 
     def leave_out(self, index: int, why: str) -> None:
@@ -116,7 +121,7 @@ class Fleet:
     def replica_set(self) -> ReplicaSet:
         """For those who start and stop them."""
         return ReplicaSet([member.state() for member in self.members.values()], self.autoscale,
-                          self.number)
+                          self.number, self.weights, self.adapters)
 
     # --- orders; each returns why it is refused, empty = it is not ---
 
@@ -293,11 +298,11 @@ class Fleet:
         reasons = view.reasons
         phase = ("leaving" if member.leaving else "draining" if member.drained and view.sequences
                  else "drained" if member.drained else "left out" if member.left_out
-                 else "ready" if view.takes_requests
-                 else "silent" if view.lost else "starting")
+                 else "ready" if view.takes_requests else "silent" if view.lost
+                 else "behind" if view.behind and view.ready else "starting")
         return ReplicaRow(
             member.index, member.node, phase, view.sequences,
             int(view.gauges.get("cached_pages", 0)), view.routed,
             reasons.get("routed_by_prefix", 0), reasons.get("routed_by_load", 0),
             reasons.get("routed_blind", 0), view.migrated_in, view.migrated_out, round(view.rate),
-            member.left_out)
+            view.behind if phase == "behind" else member.left_out)

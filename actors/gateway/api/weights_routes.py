@@ -11,7 +11,7 @@ from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from actorium.actors.errors import ActoriumError, BadModel, InvalidRequest
+from actorium.actors.errors import ActoriumError, BadModel
 from actorium.actors.gateway.api.sglang import shown_version
 from actorium.actors.gateway.engine_call import engine_of
 from actorium.actors.gateway.http import bodies
@@ -100,7 +100,8 @@ async def by_name(http: HttpRequest) -> Response:
 
 async def version(http: HttpRequest) -> Response:
     """Handles `/get_weight_version`."""
-    return JsonReply({"weight_version": shown_version(await current_version(engine_of(http)))})
+    return JsonReply({
+        "weight_version": shown_version(await engine_of(http).client.weight_version())})
 
 
 async def refused(http: HttpRequest) -> Response:
@@ -112,20 +113,12 @@ async def refused(http: HttpRequest) -> Response:
                     "(Client.update_weights); no other way is built", code="not_supported")
 
 
-async def current_version(engine: ServedEngine) -> int:
-    """Returns the version of the weights; 0 where a router stands before several engines."""
-    try:
-        return await engine.client.weight_version()
-    except InvalidRequest:
-        return 0
-
-
 async def last_version(engine: ServedEngine) -> int | None:
     """Returns the version of the weights within two seconds: while the scheduler does not answer,
     what it has said last, to this gateway or the watchdog; None where that is not known."""
     with suppress(TimeoutError, ActoriumError):
         async with asyncio.timeout(STATUS_SECONDS):
-            engine.weight_version = await current_version(engine)
+            engine.weight_version = await engine.client.weight_version()
             return engine.weight_version
     with suppress(ActoriumError):
         for actor in (await engine.client.status(STATUS_SECONDS)).actors:

@@ -3,6 +3,7 @@ every order is answered."""
 
 from __future__ import annotations
 
+import os
 import random
 from collections import deque
 from pathlib import Path
@@ -19,6 +20,7 @@ from actorium.actors.cluster.cluster_control import (
     AskReplicaSet,
     AutoscaleCluster,
     ClusterAnswer,
+    ClusterWeights,
     DrainReplica,
     ReplicaEvent,
     ReplicaRow,
@@ -40,7 +42,7 @@ from actorium.actors.core import CLIENT, Context
 from actorium.actors.launcher import replicas as local_replicas
 from actorium.actors.launcher.launcher import Launcher
 from actorium.actors.launcher.replicas import LocalReplicas, ReplicaRoster
-from actorium.actors.messages import Child, Exited, Fatal, Spawn
+from actorium.actors.messages import Child, Exited, Fatal, Spawn, WeightsSource
 from actorium.actors.runtime.process import EXIT_BAD_CONFIG
 
 
@@ -433,3 +435,19 @@ def test_orders_and_deaths_in_any_order(seed: int, monkeypatch: pytest.MonkeyPat
         box.assert_at_rest()
     assert all(came_later(built) or role in {f"replica-{i}" for i in range(3)}
                for role, built in box.launcher.roles.items())
+
+
+def test_tensors_that_no_replica_needs_are_removed(tmp_path: Path) -> None:
+    """Those of the version before are kept: a replica may not have taken the newest one."""
+    launcher = LauncherBox(settings(2), [], deque())
+    launcher.children.run_dir = tmp_path  # type: ignore[attr-defined]
+    (tmp_path / "tensors-new.safetensors").write_bytes(b"")
+    for number in range(3):
+        file = tmp_path / f"tensors-{number}.safetensors"
+        file.write_bytes(b"")
+        os.utime(file, (1.0, 1.0))
+        weights = ClusterWeights(1 + number, WeightsSource("", [str(file)]))
+        replicas = launcher.replicas.roster.kept.replicas
+        launcher.replicas.on_set(ReplicaSet(replicas, number=number, weights=weights), True)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "tensors-1.safetensors", "tensors-2.safetensors", "tensors-new.safetensors"}

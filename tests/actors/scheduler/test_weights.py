@@ -326,3 +326,19 @@ def test_what_is_pooled_is_of_one_version(mode: str) -> None:
     plans = [plan for plan in ring.sent if isinstance(plan, StepPlan)]
     assert sum(len(plan.admit) for plan in plans) == 1 + version
     ring.assert_at_rest()
+
+
+def test_an_engine_that_sleeps_by_itself_wakes_for_an_update() -> None:
+    settings = config(seqs=2)
+    ring = Ring(msgspec.structs.replace(settings, scheduler=msgspec.structs.replace(
+        settings.scheduler, sleep_after=30.0)))
+    ring.run()
+    ring.now += 30.1
+    ring.run()
+    assert ring.scheduler.sleep.level == 1
+    rid = order(ring)
+    ring.run()
+    assert (answer(ring, rid) or {})["version"] == 1 and not ring.scheduler.sleep.level
+    ring.now += 30.1
+    ring.run()
+    assert ring.scheduler.sleep.level == 1, "and sleeps again"
