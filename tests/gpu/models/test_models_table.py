@@ -129,7 +129,8 @@ def adapted(path: Path, architecture: str) -> Cell:
     adapter = toy_adapter(oracle, path.parent / "adapter", targets=("",), skip=UNSERVED)
     driver = AdapterDriver(open_with_adapters(path, seqs=2))
     driver.load(1, path.parent / "adapter")
-    check_adapted(driver, oracle, adapter)
+    # Float32 of both is that far from float64 where recurrent layers amplify.
+    check_adapted(driver, oracle, adapter, atol=5e-5)
     return "yes"
 
 
