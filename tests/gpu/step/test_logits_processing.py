@@ -237,7 +237,8 @@ def test_one_that_cannot_work_with_one_of_its_rows_fails_that_one(model: Any) ->
     def run(*most: int) -> list[Output]:
         runner = make_runner(model, 0)
         runner.processing = installed({"picky": picky}, runner.tables)
-        return Work(PROMPTS[:3], [named(("picky", {"most": own})) for own in most]).ring(runner).run()
+        params = [named(("picky", {"most": own})) for own in most]
+        return Work(PROMPTS[:3], params).ring(runner).run()
 
     want, got = run(99, 99, 99), run(99, 5, 99)
     assert tokens_of([got[0], got[2]]) == tokens_of([want[0], want[2]])
