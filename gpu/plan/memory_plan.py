@@ -266,8 +266,8 @@ def demand_of(config: Config) -> Demand:
                   config.media.encoder_cache_bytes, config.media.max_encoder_tokens,
                   lora.max_loras if lora.enable_lora else 0, lora.max_lora_rank,
                   max((k for name, k in speculation.methods.items() if name != "mtp"), default=0),
-                  speculation.by_text or bool(plugins_of(config.runtime.plugins,
-                                                         LOGITS_PROCESSORS)),
+                  speculation.by_text or "draft" in speculation.methods
+                  or bool(plugins_of(config.runtime.plugins, LOGITS_PROCESSORS)),
                   config.speculation.suffix_global_bytes)
 
 
