@@ -887,8 +887,9 @@ class StepResult(Message):
     encode_us: Count = 0
     """Part of busy_us that went into images and videos."""
     failed: list[tuple[Slot, Short, Short]] = []
-    """Extends whose images cannot be had: (slot, an `errors.CODES` name, why). What was computed of
-    them means nothing."""
+    """Sequences of the step that end, with their requests: (slot, an `errors.CODES` name, why).
+    Extends whose images cannot be had, of which what was computed means nothing, and sampled rows
+    whose logits processors failed, of which the tokens mean nothing."""
     lost: Column = b""
     """i4[n]: host slots of `StepPlan.load` that are corrupt: their pages were not copied."""
     pooled: list[tuple[Slot, Pooled]] = []

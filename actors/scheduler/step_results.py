@@ -375,7 +375,8 @@ def _unreported_experts(state: SchedulerState, record: PlanRecord, own: RowExper
 def apply_media(state: SchedulerState, record: PlanRecord,
                 result: StepResult) -> list[tuple[RequestState, Rejection]]:
     """Lets what a step has computed of its own images be shared, as far as it still lies in the
-    slot of its admission. Returns the requests that end, and why: nothing of theirs is shared."""
+    slot of its admission. Returns the requests that `StepResult.failed` ends, and why: nothing of
+    theirs is shared."""
     failed = {slot: Rejection(code, why) for slot, code, why in result.failed}
     for slot, admission, computed in record.media:
         sequence = state.table.sequences[slot]
@@ -383,9 +384,11 @@ def apply_media(state: SchedulerState, record: PlanRecord,
             continue
         sequence.shareable = shareable(sequence.request.submit.media, computed)
         state.cache_prefix(sequence, state.table.pages_of(slot), sequence.computed)
-    ended = {}
+    if not failed:
+        return []
+    ended, sids = {}, dict(zip(record.slots.tolist(), record.sids.tolist(), strict=True))
     for slot, why in failed.items():
-        owner = state.sequences.get(record.extends.get(slot, 0))
+        owner = state.sequences.get((sids | record.extends).get(slot, 0))
         if owner is not None:
             ended[owner.request.key] = owner.request, why
     return list(ended.values())

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from actorium.actors.config.parsed_values import parse_speculative
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
+from actorium.actors.plugins.entry_points import LOGITS_PROCESSORS, plugins_of
 from actorium.gpu.families.draft_shape import kept_layers
 from actorium.gpu.families.model_shape import CODE_SCALE_BYTES, DTYPE_BYTES, ModelShape
 from actorium.gpu.plan.sizes import GroupPages, PageDemand, pool_pages
@@ -58,7 +59,7 @@ class Demand(NamedTuple):
     other_drafts: int = 0
     """Draft tokens of a step that something else than an MTP layer makes."""
     history: bool = False
-    """The worker keeps each sequence's tokens, to make drafts of them."""
+    """The worker keeps each sequence's tokens: to make drafts of them, for logits processors."""
     earlier_answers: int = 0
     """Bytes of answers that have ended, of which drafts are made (suffix_global_bytes)."""
 
@@ -265,7 +266,9 @@ def demand_of(config: Config) -> Demand:
                   config.media.encoder_cache_bytes, config.media.max_encoder_tokens,
                   lora.max_loras if lora.enable_lora else 0, lora.max_lora_rank,
                   max((k for name, k in speculation.methods.items() if name != "mtp"), default=0),
-                  speculation.by_text, config.speculation.suffix_global_bytes)
+                  speculation.by_text or "draft" in speculation.methods
+                  or bool(plugins_of(config.runtime.plugins, LOGITS_PROCESSORS)),
+                  config.speculation.suffix_global_bytes)
 
 
 def make_plan(shape: ModelShape, demand: Demand, budget: int, name: str = "memory") -> MemoryPlan:

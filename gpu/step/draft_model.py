@@ -4,9 +4,9 @@ The smaller model has keys and values of its own, in pages that the target's pag
 attention names. What the target extends it extends too. After a step was sampled it reads the
 tokens that it has not seen, all of a sequence in one window, and chains drafts behind the last one.
 
-Steps whose drafts others make, or that make none, leave it behind: `DraftModelProposer` keeps the
-last tokens of each slot, and reads them once they are more than `CATCH_UP`, when it is to draft
-again, or when the sequence leaves.
+Steps whose drafts others make, or that make none, leave it behind: it reads what it has not seen
+(`SlotTables.history`) once that is more than `CATCH_UP` tokens, when it is to draft again, or when
+the sequence leaves.
 Nothing here waits for the device.
 """
 
@@ -26,7 +26,6 @@ from actorium.gpu.models.decoder import LoadedModel
 from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.step.input_batch import InputBatch
 from actorium.gpu.step.pools import KVPagePool
-from actorium.gpu.step.sampler import window_grid
 from actorium.gpu.step.speculation import extends_alone
 from actorium.gpu.step.staging import Array, HostArrays
 from actorium.gpu.step.tables import I32, SlotTables
@@ -37,8 +36,6 @@ CATCH_UP = 16
 reads of one at once."""
 FEW = 2
 """Tokens that are not read when a sequence leaves its slot."""
-REMEMBERED = 64
-"""Last tokens of each slot that are kept: more than it can lag by, a step's window included."""
 
 
 class DraftModelProposer:
@@ -54,11 +51,7 @@ class DraftModelProposer:
         self._model, self._tables, self._group = model, tables, group
         self._pools = _pools_by_group(model, pool)
         self._last = model.shape.max_model_len - 1
-        full = tables.arrays.full
-        self._tokens = full((tables.slots, REMEMBERED + 1), 0, "int64")
-        """The token at position p of a slot's sequence, in column p % REMEMBERED, if it was
-        sampled; the last column is written to by rows that emitted nothing."""
-        self._first = full((tables.slots,), 0, "int32")
+        self._first = tables.arrays.full((tables.slots,), 0, "int32")
         """Position of the first token that was sampled since the slot's last extend."""
         self._unread = np.zeros(tables.slots, np.int32)
         """Host: at most so many of the last tokens were not read; below 0 where drafts were read
@@ -76,7 +69,7 @@ class DraftModelProposer:
             self._extend(step.batches[self._group])
         if sampled is None:
             return
-        self._remember(step, sampled, counts)
+        self._note(step, sampled)
         if drafts:
             self._chain(step, drafts, self._read(step.slots, step.slots_d))
             self._unread[step.slots] = 1 - drafts
@@ -98,15 +91,11 @@ class DraftModelProposer:
         self._forward(replace(batch, rope_positions=None, images=None, given=None,
                               types=None, hidden=None))
 
-    def _remember(self, step: InputBatch, sampled: Array, counts: Array) -> None:
+    def _note(self, step: InputBatch, sampled: Array) -> None:
         """Note the tokens that the step emitted."""
-        t, xp, slots = self._tables, self._tables.arrays.xp, step.slots_d
-        length, grid = t.seq_len[slots], window_grid(t, step, sampled)
-        column = t.arrays.arange(0, grid.shape[1])
-        at = (length - counts)[:, None] + column
-        emitted = column < counts[:, None]
-        self._tokens[slots[:, None], xp.where(emitted, at % REMEMBERED, REMEMBERED)] = grid
-        self._first[slots[:step.ending]] = length[:step.ending] - 1
+        t, begun = self._tables, step.slots_d[:step.ending]
+        t.note_sampled(step.row_slots_d, step.positions, sampled)
+        self._first[begun] = t.seq_len[begun] - 1
         self._unread[step.slots[:step.ending]] = 1
         self._unread[step.slots[step.ending:]] += step.q_len
 
@@ -132,7 +121,7 @@ class DraftModelProposer:
         sink = (at < self._first[slots][:, None]) | (at >= length[:, None])
         of, bound = slots[:, None], max(self._bound(host), rows)
         index = where(sink, 0, table[of, at // t.page_size] * t.page_size + at % t.page_size)
-        tokens = self._tokens[of, at % REMEMBERED]
+        tokens = long(t.history[of, at])
         last = where(length - start < rows, length - start, rows) - 1
         return self._forward(ForwardBatch(
             arrays.tensor(tokens.reshape(-1)), arrays.tensor(long(at.reshape(-1))),

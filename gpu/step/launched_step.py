@@ -9,6 +9,7 @@ import numpy as np
 
 from actorium.actors.messages import Pooled, StepPlan, StepResult
 from actorium.gpu.step.input_batch import PromptLogprobRows
+from actorium.gpu.step.logits_processing import ProcessorFaults
 from actorium.gpu.step.pooled_rows import PooledStep
 from actorium.gpu.step.result_logprobs import prompt_logprobs, row_logprobs
 from actorium.gpu.step.routed_experts import RoutedStep
@@ -36,6 +37,8 @@ class LaunchedStep:
     hidden: list[tuple[int, Pooled]] = field(default_factory=list)
     """Slots of prompts that it ends, and their hidden states."""
     experts: RoutedStep | None = None
+    processed: ProcessorFaults | None = None
+    """None where no row was processed."""
     drafts: Download | None = None
     """New drafts of the sequences with masks, which the scheduler must know."""
     media: MediaReport = MediaReport()
@@ -64,10 +67,13 @@ class LaunchedStep:
                 self.learn(emitted.astype(np.int32))
         if self.drafts is not None:
             drafts = self.drafts.wait()[0].astype(np.int32).tobytes()
+        media = self.media
+        if self.processed is not None:
+            media = media._replace(failed=media.failed + self.processed.failed(counts.tolist()))
         return StepResult(
             self.plan.epoch, self.plan.step, counts.tobytes(), tokens, finish,
             row_logprobs(self.ranked, self.ranked_values, counts),
             prompt_logprobs(self.prompts, self.prompt_values), busy_us, idle_us, drafts, late_us,
-            *self.media, self.lost(),
+            *media, self.lost(),
             self.hidden + (self.pooled.results() if self.pooled else []), self.drafted,
             experts=self.experts.results(counts) if self.experts else [])

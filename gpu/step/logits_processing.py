@@ -1,95 +1,112 @@
 """Runs logits processors: changes the logits of rows whose requests name some, before all other
-parameters count, and keeps those requests' tokens on the device for it, so that no step waits."""
+parameters count. What a processor does wrong fails the requests whose rows it got, one by one.
+No step waits for it: whether logits are finite is read with the step's tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, where
 
+from actorium.actors.errors import ActoriumError
 from actorium.actors.plugins.logits_processors import LogitsProcessor, ProcessedRows
 from actorium.gpu.step.input_batch import InputBatch
-from actorium.gpu.step.sampler import SamplerOutput
-from actorium.gpu.step.staging import Upload
+from actorium.gpu.step.staging import Download, Upload, on_device
 from actorium.gpu.step.tables import PROCESSES, SlotTables
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class ProcessorFaults:
+    """What processors did wrong with the processed rows of a step."""
+
+    slots: Sequence[int]
+    """Of each of these rows."""
+    sequences: Sequence[int]
+    """Which of the step's sampled sequences each is of."""
+    places: Sequence[int]
+    """Drafts before it in its window."""
+    raised: dict[int, str] = field(default_factory=dict)
+    """Row -> why, as far as the host knows at once."""
+    checked: list[tuple[str, list[int]]] = field(default_factory=list)
+    """Processor, and the rows that it has given logits for."""
+    finite: Download | None = None
+    """Of each of these calls, whether the rows' largest logits are numbers: bool[rows]."""
+
+    def failed(self, counts: Sequence[int]) -> list[tuple[int, str, str]]:
+        """`StepResult.failed` of a step whose sampled sequences emitted so many tokens. A row
+        behind a draft that was not accepted stands for nothing, whatever became of it."""
+        why = dict(self.raised)
+        for (name, rows), finite in zip(self.checked, self.finite.wait() if self.finite else [],
+                                        strict=True):
+            why |= {row: f"{name}: its largest logit is not a finite number"
+                    for row, good in zip(rows, finite.tolist(), strict=True) if not good}
+        ended = {self.slots[row]: text for row, text in why.items()
+                 if self.places[row] < counts[self.sequences[row]]}
+        return [(slot, ActoriumError.code, f"logits_processors: {text}")
+                for slot, text in ended.items()]
 
 
 class LogitsProcessing:
     """Runs the processors of one engine over the rows of its steps."""
 
     def __init__(self, processors: Mapping[str, LogitsProcessor], tables: SlotTables) -> None:
-        """processors: by name."""
+        """processors: by name; with any, the tables must keep histories."""
         self._processors, self._tables = processors, tables
 
     def stage(self, step: InputBatch, up: Upload) -> None:
         """Adds what a step with processed rows needs on the device to its upload."""
         if not step.needs & PROCESSES:
             return
-        history, single, q_len = self._tables.processed, step.ending, step.q_len
         rows = np.flatnonzero(step.flags & PROCESSES).astype(np.int32)
-        places = np.where(rows < single, 0, (rows - single) % q_len).astype(np.int32)
-        first = np.arange(len(step.slots), dtype=np.int32)
-        first[single:] = single + np.arange(len(first) - single) * q_len
-        step.staged |= {
-            "processed": up.add(rows),
-            "places": up.add(places),  # in their windows: as many drafts precede each
-            "histories": up.add(history.rows_of(step.row_slots[rows])),
-            "kept": up.add(history.rows_of(step.slots)), "first": up.add(first)}
+        step.staged |= {"processed": up.add(rows), "places": up.add(_places(step, rows))}
 
-    def apply(self, step: InputBatch, up: Upload, logits: Tensor) -> Tensor:
-        """Returns the step's logits with those of the processed rows changed: [rows, V], float32.
+    def apply(self, step: InputBatch, up: Upload, logits: Tensor
+              ) -> tuple[Tensor, ProcessorFaults]:
+        """Returns the step's logits with those of the processed rows changed, [rows, V], float32,
+        and what went wrong: rows that failed have logits of no meaning, but finite ones.
 
-        Each row is processed as if the drafts before it were the sequence's tokens. Raises
-        `ValueError` naming a processor that gives something else than logits.
+        Each row is processed as if the drafts before it were the sequence's tokens.
         """
         arrays, chosen = self._tables.arrays, np.flatnonzero(step.flags & PROCESSES)
-        of_rows = arrays.tensor(arrays.long(up[step.staged["processed"]]))
-        logits = logits.float()
-        block, facts = logits[of_rows], self._facts(step, up, chosen)
-        calls = [self._tables.sequences[slot].params.processors
-                 for slot in step.row_slots[chosen].tolist()]
+        slots, places = step.row_slots[chosen].tolist(), _places(step, chosen)
+        sequences = np.where(chosen < step.ending, chosen,
+                             step.ending + (chosen - step.ending) // step.q_len)
+        faults = ProcessorFaults(slots, sequences.tolist(), places.tolist())
+        calls = [self._tables.sequences[slot].params.processors for slot in slots]
+        run = _Run(logits.float(), arrays.tensor(arrays.long(up[step.staged["processed"]])),
+                   self._facts(step, up, chosen) if self._processors else None, faults)
         for turn in range(max(map(len, calls))):
             rows_by_name: dict[str, list[int]] = {}
             for row, own in enumerate(calls):
                 if turn < len(own):
                     rows_by_name.setdefault(own[turn].name, []).append(row)
             for name, rows in rows_by_name.items():
-                args = [calls[row][turn].args for row in rows]
-                if len(rows) == len(calls):
-                    block = self._processed(name, block, facts._replace(args=args))
-                    continue
-                pick = block.new_tensor(rows, dtype=of_rows.dtype)
-                picked = ProcessedRows(args, *(each[pick] for each in facts[1:]))
-                block[pick] = self._processed(name, block[pick], picked)
-        logits[of_rows] = block
-        return logits
-
-    def _processed(self, name: str, logits: Tensor, rows: ProcessedRows) -> Tensor:
-        shape, processor = logits.shape, self._processors.get(name)
-        if processor is None:  # of a request from before an upgrade
-            raise ValueError(f"logits processor {name}: is not installed any longer")
-        out = processor(logits, rows)
-        if not isinstance(out, Tensor) or out.shape != shape:
-            got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-            raise ValueError(f"logits processor {name}: must return logits of {tuple(shape)}, "
-                             f"got {got}")
-        return out.to(logits.dtype)
+                run.process(name, self._processors.get(name), rows,
+                            [calls[row][turn].args for row in rows])
+        if run.finite:
+            faults.finite = arrays.fetch(*(arrays.array(each) for each in run.finite))
+        return run.logits, faults
 
     def _facts(self, step: InputBatch, up: Upload, chosen: NDArray[np.int64]) -> ProcessedRows:
         """Of the processed rows, without their arguments."""
         t, arrays = self._tables, self._tables.arrays
         xp, long = arrays.xp, arrays.long
-        rows, places, histories = (long(up[step.staged[name]]) for name in (
-            "processed", "places", "histories"))
+        rows, places = (long(up[step.staged[name]]) for name in ("processed", "places"))
         lengths, slots = long(step.positions[rows]), step.row_slots[chosen]
+        slots_d = step.row_slots_d[rows]
         # The host's bounds are those behind this step, so that drafts are within them.
-        width = min(int(t.host_len[slots].max()) + t.drafts.max_drafts, t.processed.width)
-        tokens = long(t.processed.tokens[histories, :width])
+        width = min(int(t.host_len[slots].max()) + t.drafts.max_drafts, t.history.shape[1])
+        tokens = long(t.history[slots_d, :width])
         columns = arrays.arange(0, width)[None]
         if step.q_len > 1:
-            drafts = t.drafts.tokens[step.row_slots_d[rows]]
+            drafts = t.drafts.tokens[slots_d]
             for i in range(step.q_len - 1):
                 at = (lengths - places + i)[:, None]
                 tokens = xp.where((columns == at) & (places > i)[:, None], drafts[:, i:i + 1],
@@ -100,13 +117,68 @@ class LogitsProcessing:
         return ProcessedRows((), tensor(tokens), tensor(lengths),
                              tensor(lengths).new_tensor(prompts))
 
-    def keep(self, step: InputBatch, up: Upload, out: SamplerOutput) -> None:
-        """Adds what a step emitted to the tokens of its processed sequences."""
-        t, arrays = self._tables, self._tables.arrays
-        kept, first = (arrays.long(up[step.staged[name]]) for name in ("kept", "first"))
-        begin, where = arrays.long(step.positions[first]), arrays.xp.where
-        tokens = t.processed.tokens
-        for i, column in enumerate(out.columns):
-            at = begin + i
-            taken = (out.counts > i) & (at < t.processed.width)
-            tokens[where(taken, kept, 0), where(taken, at, 0)] = arrays.narrow(column)
+
+@dataclass(slots=True)
+class _Run:
+    """The processed rows of a step, in the making."""
+
+    logits: Tensor
+    """[rows of the step, V], float32."""
+    at: Tensor
+    """i64[processed rows]: which of them these are."""
+    facts: ProcessedRows | None
+    """Of the processed rows, without their arguments; None where nothing is installed."""
+    faults: ProcessorFaults
+    finite: list[Tensor] = field(default_factory=list)
+    """`ProcessorFaults.finite`, on the device."""
+
+    def process(self, name: str, processor: LogitsProcessor | None, rows: list[int],
+                args: list[Mapping[str, Any]]) -> None:
+        """Lets a processor change some of the rows. Where it raises, each gets a call of its own:
+        the arguments or tokens of one alone may be what it cannot work with."""
+        picked = on_device(rows, self.at.device)
+        at = self.at[picked]
+        try:
+            if processor is None or self.facts is None:  # of a request from before an upgrade
+                raise _Unfit("is not installed any longer")
+            # Copies: whatever it changes in place is of these rows and this call alone.
+            out = _checked(self.logits[at], processor, ProcessedRows(
+                args, *(each[picked] for each in self.facts[1:])))
+        except (Exception, SystemExit) as error:
+            if len(rows) > 1:
+                for row, own in zip(rows, args, strict=True):
+                    self.process(name, processor, [row], [own])
+                return
+            self.faults.raised.setdefault(rows[0], f"{name}: {_text(error)}")
+            LOG.warning("logits processor %s failed a request", name, exc_info=error)
+            return
+        finite = out.amax(1).isfinite()
+        self.logits[at] = where(finite[:, None], out, 0.0)
+        self.faults.checked.append((name, rows))
+        self.finite.append(finite)
+
+
+class _Unfit(Exception):
+    """What a processor gave is no logits."""
+
+
+def _text(error: BaseException) -> str:
+    """What a client may know: exceptions of plug-ins may quote other things."""
+    return str(error) if isinstance(error, _Unfit) else f"raised {type(error).__name__}"
+
+
+def _checked(logits: Tensor, processor: LogitsProcessor, rows: ProcessedRows) -> Tensor:
+    """Returns what a processor makes of some rows: [R, V], float32. Raises `_Unfit` if that is
+    something else than logits, and whatever the processor raises."""
+    shape, device, out = logits.shape, logits.device, processor(logits, rows)
+    if not isinstance(out, Tensor) or (out.shape, out.device) != (shape, device) \
+            or not out.is_floating_point():
+        got = (f"{out.dtype} of {tuple(out.shape)} on {out.device}" if isinstance(out, Tensor)
+               else type(out).__name__)
+        raise _Unfit(f"must return floating-point logits of {tuple(shape)} on {device}, got {got}")
+    return out.to(logits.dtype)
+
+
+def _places(step: InputBatch, rows: NDArray[np.integer]) -> NDArray[np.int32]:
+    """How many drafts precede each of the step's rows in its window."""
+    return np.where(rows < step.ending, 0, (rows - step.ending) % step.q_len).astype(np.int32)

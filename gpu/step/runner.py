@@ -360,12 +360,12 @@ class ModelRunner:
             index = self.arrays.long(up[step.staged["ranked"]])
             raw = logits[self.arrays.tensor(index)]
         if processed := "processed" in step.staged:
-            logits = self.processing.apply(step, up, logits)
+            logits, out.processed = self.processing.apply(step, up, logits)
         masks = self.wait(out.plan) if out.plan.masks_follow else out.plan.masks
         emitted = sample_and_commit(self.tables, step, logits, masks, self.force)
-        if processed:
-            self.processing.keep(step, up, emitted)
         tokens = emitted.rows
+        if processed and self.tables.history is not None:
+            self.tables.note_sampled(step.row_slots_d, step.positions, tokens)
         if raw is not None:
             out.ranked = self._ranked(step, raw.shape[1])
             most = max(k for _, _, k in out.ranked)

@@ -19,7 +19,6 @@ from actorium.gpu.step.drafts import DraftTables
 from actorium.gpu.step.given_rows import GivenRows
 from actorium.gpu.step.pooled_rows import PooledPrompt
 from actorium.gpu.step.staging import Array, DeviceArrays, HostArrays, Upload
-from actorium.gpu.step.token_history import TokenHistory
 from actorium.gpu.vision.media_steps import MediaSteps, SlotMedia
 from actorium.kernels.backends import select_sampling
 from actorium.kernels.reference.philox import uniform
@@ -107,8 +106,6 @@ class SlotTables:
         has no bias."""
         self.counts: Array = None
         """i32[rows, vocab]: how often each token occurs, for slots with penalties."""
-        self.processed = TokenHistory(arrays, slots, max_len + 1)
-        """Of slots with logits processors."""
         self.uniforms = UniformCache(arrays, slots, drafts)
         self.host_len = np.zeros(slots, np.int32)
         """Upper bound of `seq_len`. Without drafts: what it is for a sequence that goes on."""
@@ -159,7 +156,6 @@ class SlotTables:
             host[:] = 0
         self.bias_ids = self.bias_values = self.counts = None
         self._free_count_rows = []
-        self.processed.clear()
         self.uniforms.forget(np.arange(self.slots, dtype=np.int32))
         self.drafts.clear()
 
@@ -175,7 +171,6 @@ class SlotTables:
         self.routed.discard(slot)
         self.flags[slot] = self.answers[slot] = 0
         self.host_len[slot] = 0
-        self.processed.forget(slot)
         row = self._count_rows.pop(slot, None)
         if row is not None:
             self._free_count_rows.append(row)
@@ -223,9 +218,6 @@ class SlotTables:
         if counted:
             up.rows(self.counts, np.array(list(counted), np.int32), np.stack([*counted.values()]))
         self._admit_bias(admits, up)
-        if processed := {a.slot: self.sequences[a.slot].tokens for a in admits
-                         if a.params.processors}:
-            self.processed.admit(processed, up)
 
     def keep_history(self) -> None:
         """Makes `history`."""
@@ -236,6 +228,12 @@ class SlotTables:
         for a in admits:
             tokens = np.frombuffer(a.tokens, np.int32)
             up.cells(self.history[a.slot], np.arange(len(tokens), dtype=np.int32), tokens)
+
+    def note_sampled(self, slots: Array, positions: Array, sampled: Array) -> None:
+        """Writes what each row of a step has sampled to `history`: i32[rows] of the row's slot and
+        of the token's place, i64[rows or more]. Rows behind the last accepted one write past the
+        end of their text, which lies over them."""
+        self.history[slots, positions] = self.arrays.narrow(sampled[:len(positions)])
 
     def _check(self, a: Admit, tokens: I32) -> None:
         if not 0 < a.slot < self.slots:

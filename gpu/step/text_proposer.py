@@ -51,7 +51,7 @@ class DeviceTextProposer:
         if sampled is None:
             return
         t, slots = self._tables, step.slots
-        note_sampled(t, step, sampled)
+        t.note_sampled(step.row_slots_d, step.positions, sampled)
         if drafts:
             bound = min(int(t.host_len[slots].max()), t.max_len)
             self._kernel(t.history, t.seq_len, step.slots_d, bound, self._rules, t.drafts.tokens,
@@ -59,13 +59,6 @@ class DeviceTextProposer:
 
     def release(self, slots: I32) -> None:
         """Nothing is kept by slots."""
-
-
-def note_sampled(t: SlotTables, step: InputBatch, sampled: Array) -> None:
-    """Writes what a step has sampled to the texts. Rows behind the last accepted one write past the
-    end of theirs, which lies over them."""
-    rows = len(step.positions)
-    t.history[step.row_slots_d, step.positions] = t.arrays.narrow(sampled[:rows])
 
 
 class TextProposer:
@@ -96,7 +89,7 @@ class TextProposer:
         if sampled is None:
             return
         t, slots = self._tables, step.slots
-        note_sampled(t, step, sampled)
+        t.note_sampled(step.row_slots_d, step.positions, sampled)
         if self.earlier is not None:
             self.earlier.sampled(slots)
         if not drafts:

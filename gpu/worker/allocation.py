@@ -7,7 +7,7 @@ import logging
 
 import torch
 
-from actorium.actors.config.parsed_values import parse_acceptance, parse_speculative
+from actorium.actors.config.parsed_values import parse_acceptance
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.plugins.entry_points import usable
@@ -98,7 +98,7 @@ def first_runner(config: Config, model: LoadedModel, device: torch.device) -> Mo
                         shape.vocabulary, shape.max_model_len, len(shape.groups),
                         max_drafts(config, shape), model.ops.sampling)
     tables.images = make_images(model.vision, shape, demand_of(config), model.group)
-    if parse_speculative(config.speculation.speculative).by_text:
+    if demand_of(config).history:
         tables.keep_history()
     sinks = make_pools(shape, [1] * len(shape.groups), size, dtype, device)
     runner = ModelRunner(model, sinks, tables, make_states(config, shape, slots, 0, device),

@@ -89,6 +89,11 @@ static int32_t matches(const Rules *r, const int32_t *text, int32_t len, int32_t
     return best;
 }
 
+/* What stands at a place of the text and of what was written behind it. */
+INLINE int32_t token_at(const int32_t *text, int32_t len, const int32_t *out, int32_t at) {
+    return at < len ? text[at] : out[at - len];
+}
+
 /* Writes what follows on the places, as most of them have it, to `out`. Returns how many tokens. */
 static int follow(const Rules *r, const int32_t *text, int32_t len, int32_t matched,
                   int32_t *places, int found, int32_t *out) {
@@ -98,22 +103,34 @@ static int follow(const Rules *r, const int32_t *text, int32_t len, int32_t matc
         int most = 0;
         int32_t token = 0;
         for (int i = 0; i < found && 2 * most <= found; i++) {
-            const int32_t own = places[i] + n < len ? text[places[i] + n] : out[places[i] + n - len];
+            const int32_t own = token_at(text, len, out, places[i] + n);
             int votes = 0;
-            for (int j = 0; j < found; j++)
-                votes += own == (places[j] + n < len ? text[places[j] + n]
-                                                     : out[places[j] + n - len]);
+            for (int j = 0; j < found; j++) votes += own == token_at(text, len, out, places[j] + n);
             if (votes > most) most = votes, token = own;
         }
         if (token < 0 || (float)most < fewest) break;
         int kept = 0;
         for (int i = 0; i < found; i++)
-            if (token == (places[i] + n < len ? text[places[i] + n] : out[places[i] + n - len]))
-                places[kept++] = places[i];
+            if (token == token_at(text, len, out, places[i] + n)) places[kept++] = places[i];
         found = kept;
         out[n++] = token;
     }
     return n;
+}
+
+/* Notes what follows on a slot's matches in `text`, i32[size], as its guesses, and their chances:
+ * f64[most]. len: of the slot's own text; matched: how long the matches are. */
+static void guess(const Rules *r, const Guesses *g, int64_t slots, int64_t slot,
+                  const int32_t *text, int32_t size, int32_t len, int32_t matched, int32_t *places,
+                  int found, double *chances) {
+    double right = 1;
+    if (matched) g->at[slot] = len, g->matched[slot] = matched;
+    const int count = follow(r, text, size, matched, places, found, g->tokens + slot * r->most);
+    for (int k = 0; k < r->most; k++) {
+        right = k < count ? right * chance_of(g, slots, slot, bin_of(r, matched + k)) : 0;
+        chances[k] = right;
+    }
+    g->count[slot] = count;
 }
 
 /* text: i32[slots, width]; lens: i32[slots]; rows: i32[n], slots; chances: f64[n, most]; the rest:
@@ -132,15 +149,7 @@ void text_drafts(const int32_t *text, int64_t width, int64_t slots, const int32_
         const int32_t *own = text + slot * width, len = lens[slot];
         int32_t places[PLACES], found;
         const int32_t m = matches(&r, own, len, places, &found);
-        if (m) {
-            at[slot] = len, matched[slot] = m;
-            count[slot] = follow(&r, own, len, m, places, found, tokens + slot * most);
-        }
-        double right = 1;
-        for (int k = 0; k < most; k++) {
-            right = k < count[slot] ? right * chance_of(&g, slots, slot, bin_of(&r, m + k)) : 0;
-            chances[i * most + k] = right;
-        }
+        guess(&r, &g, slots, slot, own, len, len, m, places, found, chances + i * most);
     }
 }
 
@@ -217,12 +226,6 @@ void earlier_drafts(int32_t *answers, int64_t *owner, int32_t *before, int32_t *
         const int32_t m =
             earlier_matches(&r, &a, end, whose[slot], text + slot * width, len, places, &found);
         if (m <= had) continue;
-        at[slot] = len, matched[slot] = m;
-        count[slot] = follow(&r, answers, size, m, places, found, tokens + slot * most);
-        double right = 1;
-        for (int k = 0; k < most; k++) {
-            right = k < count[slot] ? right * chance_of(&g, slots, slot, bin_of(&r, m + k)) : 0;
-            chances[i * most + k] = right;
-        }
+        guess(&r, &g, slots, slot, answers, size, len, m, places, found, chances + i * most);
     }
 }

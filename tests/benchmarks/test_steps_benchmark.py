@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 
 import pytest
 from helpers_benchmarks import BENCHMARKS, benchmark
@@ -23,12 +22,12 @@ def test_the_recorded_figures() -> None:
 
 @pytest.mark.parametrize("running", [16, 256])
 def test_now(running: int) -> None:
-    """Medians of runs by turns; again where a busy machine has disturbed one kind alone."""
+    """Runs by turns; again where a busy machine has disturbed one kind alone."""
     found = []
     for _ in range(4):
         runs = [[steps.steady(running, 60, cache=True, recurrent=kind)[0] for kind in (True, False)]
                 for _ in range(3)]
-        hybrid, dense = (statistics.median(each) for each in zip(*runs, strict=True))
+        hybrid, dense = map(steps.least, zip(*runs, strict=True))
         found.append(hybrid / dense)
         if found[-1] <= MORE:
             return

@@ -7,9 +7,10 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
@@ -19,7 +20,7 @@ from helpers_plugins import write_example, write_package
 from helpers_served import Served
 
 from actorium import Client, Engine, InvalidRequest, SamplingParams
-from actorium.actors.errors import Quarantined
+from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway import actor
 from actorium.actors.params import ProcessorCall
 from actorium.actors.plugins.entry_points import LOGITS_PROCESSORS
@@ -37,6 +38,7 @@ class Raising:
     def __call__(self, logits, rows): raise RuntimeError("no luck")
 RAISING = Raising()
 """
+WHY = "logits_processors: raising: raised RuntimeError"
 
 
 def chosen(oracle: Any, prompt: list[int], size: int) -> list[int]:
@@ -64,14 +66,20 @@ def want(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]
 @pytest.fixture(scope="module")
 def served(want: tuple[Path, list[list[int]]], tmp_path_factory: pytest.TempPathFactory
            ) -> Iterator[Served]:
-    site = tmp_path_factory.mktemp("site")
+    with serving(want[0], tmp_path_factory.mktemp("site")) as own:
+        yield own
+
+
+@contextmanager
+def serving(model: Path, site: Path, **more: Any) -> Iterator[Served]:
+    """An engine with the example, and a processor that raises."""
     write_example(site)
     write_package(site, "raising", {LOGITS_PROCESSORS: {"raising": "plugged_raising:RAISING"}})
     (site / "plugged_raising.py").write_text(RAISING)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(site))
-        with Engine(want[0], skip_tokenizer=True, device="cpu", threads=1, port=0,
-                    max_restarts=20) as engine:
+        with Engine(model, skip_tokenizer=True, device="cpu", threads=1, port=0,
+                    max_restarts=20, **more) as engine:
             path = engine_dir(engine.name)
             assert isinstance(path, Path)
             where = actor.where(path)
@@ -140,10 +148,33 @@ def test_what_is_wrong_is_refused_by_name(served: Served, call: ProcessorCall, w
 
 def test_one_that_raises_harms_its_own_request_alone(served: Served,
                                                      want: tuple[Path, list[list[int]]]) -> None:
-    """The worker dies of it, and finds out which request it was."""
+    fails_alone(served, want[1][0])
+    with pytest.raises(HTTPError, match="500") as caught:
+        post(f"{served.url}/v1/completions", {"model": "default", "prompt": [1], "max_tokens": 4,
+                                              "logits_processors": ["raising"]})
+    assert json.load(caught.value)["error"]["message"] == WHY
+
+
+@pytest.mark.slow
+def test_two_ranks_agree_on_what_raises(want: tuple[Path, list[list[int]]],
+                                        tmp_path: Path) -> None:
+    with serving(want[0], tmp_path, tensor_parallel_size=2) as served:
+        fails_alone(served, want[1][0])
+
+
+def fails_alone(served: Served, want: list[int]) -> None:
+    """A request whose processor raises ends, in the middle of another one's answer; the worker goes
+    on."""
+    def workers() -> list[int]:
+        return [one.pid for one in client.status().actors if one.role.startswith("worker")]
+
     bad = SamplingParams(max_tokens=4, logits_processors=[ProcessorCall("raising")])
-    with ThreadPoolExecutor() as pool, Client(served.engine.name) as client:
-        good = pool.submit(client.generate, PROMPTS[0], params(SIZES[0]))
-        with pytest.raises(Quarantined):
-            served.engine.client.generate([1], bad)
-        assert list(good.result().token_ids) == want[1][0]
+    with Client(served.engine.name) as client:
+        before, tokens = workers(), []
+        for delta in client.stream(PROMPTS[0], params(SIZES[0])):
+            if not tokens:
+                with pytest.raises(ActoriumError) as caught:
+                    served.engine.client.generate([1], bad)
+                assert (caught.value.code, caught.value.message) == ("internal", WHY)
+            tokens += delta.token_ids
+        assert tokens == want and workers() == before

@@ -66,6 +66,7 @@ def make_runner(model: Any, drafts: int, propose: ProposeHook | None = None, slo
         for pages_of in pool.tensors:
             pages_of.fill_(RUBBISH)
         full = [group.window for group in shape.groups].index(0)
+        tables.keep_history()
         proposers["draft"] = DraftModelProposer(draft, pool, tables, full)
     return ModelRunner(model, pools, tables, states, proposers, propose, force)
 

@@ -21,6 +21,7 @@ from actorium.actors.plugins.entry_points import (
 )
 from actorium.actors.plugins.logits_processors import load_processors
 from actorium.actors.plugins.parser_plugins import load_call_formats
+from actorium.gpu.plan.memory_plan import demand_of
 
 BROKEN = {
     "raises": "raise RuntimeError('no\\nluck')", "exits": "raise SystemExit(3)",
@@ -104,6 +105,12 @@ def test_a_parser_that_is_asked_for_must_work(site: Path) -> None:
                   with_plugins("all", reasoning_parser="raises")):
         with pytest.raises(BadConfig, match="_parser: must be one of"):
             validate(other)
+
+
+def test_the_memory_plan_counts_what_processors_read(site: Path) -> None:
+    write_example(site)
+    assert demand_of(with_plugins("all")).history
+    assert not demand_of(with_plugins("none")).history
 
 
 def test_nobody_takes_a_name_that_is_taken(site: Path) -> None:

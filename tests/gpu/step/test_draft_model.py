@@ -19,7 +19,7 @@ from helpers_speculation import Hand, Work, make_runner, tokens_of
 
 from actorium.actors.params import ResolvedParams
 from actorium.actors.scheduler.draft_policy import DraftChoice
-from actorium.gpu.step.draft_model import REMEMBERED
+from actorium.gpu.step.draft_model import CATCH_UP
 from actorium.gpu.step.staging import DeviceArrays, HostArrays
 
 GREEDY = ResolvedParams(max_tokens=200, temperature=0.0)
@@ -64,7 +64,7 @@ def test_drafts_are_what_the_model_would_say(architecture: str, options: dict[st
     hand.admit(tokens(1, 7), GREEDY, 0)
     hand.decode(4)
     check(4)
-    for _ in range(REMEMBERED + 9):
+    for _ in range(4 * CATCH_UP + 9):
         hand.decode(0)
     hand.admit(tokens(2, 3), GREEDY, 0)
     hand.decode(3)
@@ -99,7 +99,7 @@ def test_its_pages_are_whole_when_it_drafts(tmp_path: Path) -> None:
     hand.runner.run = lambda plan: run(  # type: ignore[method-assign]
         msgspec.structs.replace(plan, draft_method=method))
     hand.admit(tokens(9), GREEDY, 0)
-    for zeros, beside in ((1, 1), (4, 3), (13, 17), (REMEMBERED + 9, 2)):
+    for zeros, beside in ((1, 1), (4, 3), (13, 17), (4 * CATCH_UP + 9, 2)):
         for _ in range(zeros):
             hand.decode(0)
         hand.admit(tokens(beside), GREEDY, 0)

@@ -3,7 +3,9 @@ again; and cost nothing where none is named."""
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -12,7 +14,7 @@ import torch
 from helpers_graphs import with_graphs
 from helpers_kinds import write_kind
 from helpers_plugins import EXAMPLE
-from helpers_speculation import Hand, Work, make_runner, tokens_of
+from helpers_speculation import Guess, Hand, Work, make_runner, tokens_of
 from helpers_worker import CPU, Output, Ring
 from torch import Tensor
 from transformers import NoRepeatNGramLogitsProcessor
@@ -21,9 +23,9 @@ from actorium.actors.config.tree import Config, ModelConfig
 from actorium.actors.params import ProcessorCall, ResolvedParams
 from actorium.actors.plugins.logits_processors import LogitsProcessor, ProcessedRows
 from actorium.gpu.models.registry import load_model
-from actorium.gpu.step import token_history
 from actorium.gpu.step.logits_processing import LogitsProcessing
 from actorium.gpu.step.staging import DeviceArrays, HostArrays
+from actorium.gpu.step.tables import SlotTables
 
 VOCAB_STEP = 7
 
@@ -96,7 +98,13 @@ def plugged(witness: Witness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every runner has the processors."""
     processors: dict[str, LogitsProcessor] = {"witness": witness, "reversed": Reversed()}
     monkeypatch.setattr("actorium.gpu.step.runner.LogitsProcessing",
-                        lambda _, tables: LogitsProcessing(processors, tables))
+                        lambda _, tables: installed(processors, tables))
+
+
+def installed(processors: dict[str, Any], tables: SlotTables) -> LogitsProcessing:
+    """These processors, over tables as an engine with some has them."""
+    tables.keep_history()
+    return LogitsProcessing(processors, tables)
 
 
 @pytest.mark.usefixtures("plugged")
@@ -166,35 +174,109 @@ def test_a_new_worker_goes_on_from_the_tokens(model: Any) -> None:
 
 def test_nothing_is_kept_or_run_where_none_is_named(model: Any,
                                                     monkeypatch: pytest.MonkeyPatch) -> None:
-    for cls, names in ((LogitsProcessing, ("apply", "keep", "_facts")),
-                       (token_history.TokenHistory, ("admit", "_grow", "rows_of"))):
-        for name in names:
-            monkeypatch.setattr(cls, name, lambda *_: pytest.fail("a processor's work was done"))
+    for cls, name in ((LogitsProcessing, "apply"), (SlotTables, "note_sampled")):
+        monkeypatch.setattr(cls, name, lambda *_: pytest.fail("a processor's work was done"))
     runner = make_runner(model, 2)
     Work(PROMPTS, [ResolvedParams(max_tokens=4)] * len(PROMPTS)).ring(runner).run()
-    assert runner.tables.processed.tokens is None
+    assert runner.tables.history is None
 
 
-@pytest.mark.usefixtures("plugged")
-def test_rows_of_history_are_given_back(model: Any) -> None:
-    runner = make_runner(model, 0, slots=3)
-    Work(PROMPTS * 4, [named(WITNESS, max_tokens=3)] * 24).ring(runner).run()
-    assert runner.tables.processed.tokens.shape[0] == 3, "one for each slot, and the sink"
-    runner.tables.clear()
-    assert runner.tables.processed.tokens is None
+# --- processors with faults -----------------------------------------------------------------------
+
+def raises(logits: Tensor, rows: ProcessedRows) -> Tensor:
+    logits[:] = rows.tokens[:] = rows.lengths[:] = 0
+    raise RuntimeError("what it says is nobody's business")
 
 
-@pytest.mark.parametrize("wrong", [lambda logits, rows: None, lambda logits, rows: logits[:, 1:]])
-def test_what_is_no_logits_names_the_processor(model: Any, wrong: Any) -> None:
-    runner = make_runner(model, 0)
-    runner.processing = LogitsProcessing({"bad": wrong}, runner.tables)
-    with pytest.raises(ValueError, match="logits processor bad: must return logits of"):
-        Work([[1]], [named(("bad", {}))]).ring(runner).run()
+def leaves(logits: Tensor, rows: ProcessedRows) -> Tensor:
+    raise SystemExit
 
 
-def test_one_that_was_taken_away_is_named(model: Any) -> None:
-    with pytest.raises(ValueError, match="logits processor lost: is not installed any longer"):
-        Work([[1]], [named(("lost", {}))]).ring(make_runner(model, 0)).run()
+FAULTS = {"raises": (raises, "raises: raised RuntimeError"),
+          "leaves": (leaves, "leaves: raised SystemExit"),
+          "none": (lambda logits, rows: None, "none: must return floating-point logits of"),
+          "narrow": (lambda logits, rows: logits[:, 1:], "narrow: must return floating-point"),
+          "mask": (lambda logits, rows: logits > 0, "mask: must return .* got torch.bool of"),
+          "nan": (lambda logits, rows: logits.fill_(float("nan")), "nan: its largest logit is not"),
+          "inf": (lambda logits, rows: logits + float("inf"), "inf: its largest logit is not"),
+          "low": (lambda logits, rows: logits.fill_(-float("inf")), "low: its largest logit is"),
+          "lost": (None, "lost: is not installed any longer")}
+
+
+@pytest.mark.parametrize("arrays", [HostArrays, DeviceArrays])
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_ends_its_own_request_alone(model: Any, witness: Witness, name: str,
+                                            arrays: Any) -> None:
+    processors = {"witness": witness} | {key: own for key, (own, _) in FAULTS.items() if own}
+    good = [named(WITNESS), ResolvedParams(max_tokens=16, temperature=0.0)]
+
+    def run(more: list[ResolvedParams], **how: Any) -> list[Output]:
+        runner = make_runner(model, 0, arrays=arrays)
+        runner.processing = installed(processors, runner.tables)
+        return Work(PROMPTS[:2 + len(more)], good + more).ring(runner, **how).run()
+
+    want = tokens_of(run([]))
+    for overlap in (True, False):
+        got = run([named((name, {})), named(WITNESS, (name, {}), temperature=1.0),
+                   named((name, {}), WITNESS)], overlap=overlap)
+        assert tokens_of(got[:2]) == want
+        for out in got[2:]:
+            assert out.finish == "error" and not out.tokens
+            assert re.match(f"logits_processors: {FAULTS[name][1]}", out.error or "")
+
+
+def test_one_that_cannot_work_with_one_of_its_rows_fails_that_one(model: Any) -> None:
+    """A call is for the rows of several requests: only the one whose arguments, or tokens, it
+    cannot work with fails, when it comes to them."""
+    def picky(logits: Tensor, rows: ProcessedRows) -> Tensor:
+        logits.mul_(-1)  # in place, before it fails
+        for args, length, prompt in zip(rows.args, rows.lengths, rows.prompt_lengths, strict=True):
+            assert int(length - prompt) < args["most"]
+        return logits
+
+    def run(*most: int) -> list[Output]:
+        runner = make_runner(model, 0)
+        runner.processing = installed({"picky": picky}, runner.tables)
+        params = [named(("picky", {"most": own})) for own in most]
+        return Work(PROMPTS[:3], params).ring(runner).run()
+
+    want, got = run(99, 99, 99), run(99, 5, 99)
+    assert tokens_of([got[0], got[2]]) == tokens_of([want[0], want[2]])
+    assert got[1].error == "logits_processors: picky: raised AssertionError"
+    assert got[1].tokens == want[1].tokens[:5]
+
+
+@pytest.mark.parametrize("arrays", [HostArrays, DeviceArrays])
+@pytest.mark.parametrize("fails", [raises, lambda logits, rows: logits * float("nan")])
+def test_what_fails_behind_a_wrong_draft_fails_nothing(model: Any, fails: Any, arrays: Any) -> None:
+    """A draft is no token before it is accepted: what a processor does with one that is wrong does
+    not count. Behind an accepted one it does."""
+    faulty: Callable[[tuple[int, ...]], bool]
+
+    def careful(logits: Tensor, rows: ProcessedRows) -> Tensor:
+        for row, (text, size) in enumerate(zip(rows.tokens, rows.lengths, strict=True)):
+            if faulty(tuple(text[:size].tolist())):
+                logits[row] = fails(logits[row:row + 1], rows)[0]
+        return logits
+
+    def guessed(right: Callable[[int, int], bool]) -> list[Output]:
+        runner = make_runner(model, 3, guess := Guess(right), arrays=arrays)
+        runner.processing = installed({"careful": careful}, runner.tables)
+        guess.tables = runner.tables
+        guess.wholes = {i + 1: list(whole) for i, whole in enumerate(wholes)}
+        return Work(PROMPTS, [named(("careful", {}))] * len(PROMPTS)).ring(
+            runner, speculative="mtp:3,fixed").run()
+
+    want = Work(PROMPTS, [named()] * len(PROMPTS)).plain(model)
+    wholes = [(*prompt, *out.tokens) for prompt, out in zip(PROMPTS, want, strict=True)]
+    texts = {whole[:size] for whole in wholes for size in range(len(whole))}
+    faulty = lambda text: text not in texts  # noqa: E731
+    assert tokens_of(guessed(lambda seed, at: at % 3 > 0)) == tokens_of(want)
+    faulty = wholes[0][:len(PROMPTS[0]) + 6].__eq__
+    first, *others = guessed(lambda seed, at: True)
+    assert tokens_of(others) == tokens_of(want[1:])
+    assert (first.error or "").startswith("logits_processors: careful: ")
+    assert first.tokens == want[0].tokens[:len(first.tokens)] and len(first.tokens) <= 6
 
 
 # --- the example of docs/plugins.md ---------------------------------------------------------------
@@ -227,7 +309,7 @@ def test_the_example_does_what_transformers_does(no_repeated_ngrams: LogitsProce
 def test_the_example_in_the_worker(model: Any, no_repeated_ngrams: LogitsProcessor) -> None:
     def run(sizes: list[int]) -> list[Output]:
         runner = make_runner(model, 0)
-        runner.processing = LogitsProcessing({"own": no_repeated_ngrams}, runner.tables)
+        runner.processing = installed({"own": no_repeated_ngrams}, runner.tables)
         return Work([[7, 7, 7]] * len(sizes), [
             named(("own", {"ngram_size": size}), max_tokens=60, logit_bias={1: 9.0, 2: 9.0})
             if size else named(max_tokens=60, logit_bias={1: 9.0, 2: 9.0})
