@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +180,16 @@ class ClusterBox:
             adapter=NamedAdapter(adapter) if adapter else None)
         self.to_router.append(self.submits[rid])
         return rid
+
+    def answer(self, rid: str, turn: Callable[[], object] | None = None) -> dict[str, Any]:
+        """The answer to an order, once it comes. turn: how time goes on until then."""
+        for _ in range(300):
+            for reply in self.replies:
+                if isinstance(reply, Reply) and reply.rid == rid:
+                    found: dict[str, Any] = msgspec.json.decode(reply.json)
+                    return found
+            (turn or self.turn)()
+        raise AssertionError("no answer")
 
     def repeat_unheard(self) -> None:
         """Clients send requests again of which they have heard nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from helpers_cluster import ClusterBox, settings
 
 from actorium.actors.cluster.cluster_control import ScaleCluster
 from actorium.actors.config.adapter_settings import AdapterConfig
-from actorium.actors.messages import AdapterCall, AdapterOrder, Reply
+from actorium.actors.messages import AdapterCall, AdapterOrder
 from actorium.actors.models.adapter_files import read_adapter
 from actorium.actors.scheduler.request_state import choice_seed
 from actorium.tools.null import null_worker
@@ -54,13 +55,7 @@ def order(box: ClusterBox, what: str, name: str = "", path: Path | str = "", rid
 
 
 def answer(box: ClusterBox, rid: str) -> dict[str, Any]:
-    for _ in range(300):
-        for reply in box.replies:
-            if isinstance(reply, Reply) and reply.rid == rid:
-                found: dict[str, Any] = msgspec.json.decode(reply.json)
-                return found
-        turns(box, 1)
-    raise AssertionError("no answer")
+    return box.answer(rid, partial(turns, box, 1))
 
 
 def load(box: ClusterBox, name: str, path: Path, **more: Any) -> dict[str, Any]:

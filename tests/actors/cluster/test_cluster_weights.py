@@ -13,7 +13,6 @@ from helpers_cluster import ClusterBox, settings
 from actorium.actors.cluster.cluster_control import AskCluster, ScaleCluster
 from actorium.actors.cluster.cluster_messages import launch_of
 from actorium.actors.messages import (
-    Reply,
     RunningMode,
     TensorCall,
     WeightsAnswer,
@@ -34,19 +33,8 @@ def order(box: ClusterBox, path: str, **fields: Any) -> str:
     return rid
 
 
-def answer(box: ClusterBox, rid: str) -> dict[str, Any]:
-    """The answer to an order, once it comes."""
-    for _ in range(300):
-        for reply in box.replies:
-            if isinstance(reply, Reply) and reply.rid == rid:
-                found: dict[str, Any] = msgspec.json.decode(reply.json)
-                return found
-        box.turn()
-    raise AssertionError("no answer")
-
-
 def update(box: ClusterBox, path: str, **fields: Any) -> dict[str, Any]:
-    return answer(box, order(box, path, **fields))
+    return box.answer(order(box, path, **fields))
 
 
 def turns(box: ClusterBox, count: int) -> None:
@@ -108,7 +96,7 @@ def test_all_replicas_change_under_streams(mode: RunningMode) -> None:
     assert box.router.book.requests[CLIENT, new].entry.choices[0].runs == [(0, 1)]
     assert box.of(late)[0].end is not None
     box.to_router.append(WeightsOrder(CLIENT, WeightsCall("s", "state")))
-    assert answer(box, "s")["version"] == 1 == box.router.health().gauges["weight_version"]
+    assert box.answer("s")["version"] == 1 == box.router.health().gauges["weight_version"]
     assert update(box, "/c", version=7)["version"] == 7 and served(box) == [(7, "/c")] * 2
 
 
@@ -142,7 +130,7 @@ def test_orders_are_checked_and_repeated_ones_count_once() -> None:
     box = begun()
     first = order(box, "/b", version=4, rid="w")
     box.to_router.append(box.to_router[-1])
-    assert answer(box, first)["version"] == 4
+    assert box.answer(first)["version"] == 4
     box.replies.clear()
     assert update(box, "/b", rid="w", version=4)["version"] == 4
     assert "must be above 4" in update(box, "/c", version=4)["error"]["message"]
@@ -156,7 +144,7 @@ def test_a_replica_dies_while_the_order_goes_round(turned: int) -> None:
     rid = order(box, "/b", mode="retract")
     turns(box, turned)
     box.kill(0)
-    assert answer(box, rid)["version"] == 1
+    assert box.answer(rid)["version"] == 1
     for _ in range(100):
         assert_none_is_behind(box, 1)
         box.turn()
@@ -298,11 +286,11 @@ def test_tensors_lie_over_what_is_served_at_each_replica() -> None:
 def test_a_tensor_is_asked_of_one_replica() -> None:
     box = begun()
     box.to_router.append(WeightsOrder(CLIENT, TensorCall("t", "x")))
-    assert answer(box, "t")["error"]["message"] == "there are no tensors"
+    assert box.answer("t")["error"]["message"] == "there are no tensors"
     box = ClusterBox(settings())
     box.to_router.append(WeightsOrder(CLIENT, TensorCall("t", "x")))
     box.turn()
-    assert answer(box, "t")["error"]["message"] == "no replica is ready"
+    assert box.answer("t")["error"]["message"] == "no replica is ready"
 
 
 def test_prefixes_are_routed_by_the_weights_that_computed_them() -> None:
